@@ -1,0 +1,1 @@
+"""How much: FLOP, bytes and seconds of single pieces of work."""

@@ -1,0 +1,1 @@
+"""What is placed and where: clusters, model specs, workloads, instances."""

@@ -1,0 +1,1 @@
+"""Placement as mathematics: linear models, columns and bounds; no solver library here."""

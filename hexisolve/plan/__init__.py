@@ -1,0 +1,1 @@
+"""The answer: plans, their checker, their price, their files."""

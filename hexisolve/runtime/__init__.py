@@ -1,0 +1,1 @@
+"""Executes compiled programs with torch: the only package that imports it."""

@@ -1,0 +1,1 @@
+"""Backends that solve formulations, baselines, and the `solve` that joins them."""
