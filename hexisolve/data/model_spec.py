@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-AttentionKind = Literal["full", "sliding"]
+AttentionKind = Literal["full", "sliding", "chunked", "none"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class AttentionSpec:
     Parameters
     ----------
     kind
-        ``full`` sees every earlier token, ``sliding`` the last `window_tokens` of them.
+        ``full`` sees every earlier token, ``sliding`` the last `window_tokens` of them, ``chunked``
+        those of its own chunk of `window_tokens`, ``none`` nothing (then both widths are 0).
     num_q_heads, num_kv_heads
         Query heads H and key-value heads K; ``H // K`` query heads read one KV head.
     qk_head_dim, v_head_dim
@@ -184,3 +185,92 @@ class ModelSpec:
         from hexisolve.data.families import read_config
 
         return read_config(source, name)
+
+
+def llama_like(
+    name: str,
+    hidden_size: int,
+    num_layers: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    intermediate_size: int,
+    vocab_size: int,
+    head_dim: int | None = None,
+    tied_embeddings: bool = False,
+) -> ModelSpec:
+    """A Llama of any size, with a config like one read from a file.
+
+    Raises
+    ------
+    InstanceError
+        When the sizes do not fit together.
+
+    Examples
+    --------
+    >>> llama_like("tiny", 64, 2, 4, 2, 128, 256).layers[0].matmul_parameters
+    36864
+    """
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_q_heads,
+        "num_key_value_heads": num_kv_heads,
+        "intermediate_size": intermediate_size,
+        "vocab_size": vocab_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": tied_embeddings,
+    }
+    if head_dim is not None:
+        config["head_dim"] = head_dim
+    return ModelSpec.from_config(config, name)
+
+
+def to_summary(model: ModelSpec) -> dict[str, Any]:
+    """What was understood, as JSON: sizes, counts and every layer.
+
+    Heads and widths at the top are those of the first layer; `layers` has each layer's own.
+    """
+    first = model.layers[0].attention
+    return {
+        "name": model.name,
+        "family": model.family,
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_q_heads": first.num_q_heads,
+        "num_kv_heads": first.num_kv_heads,
+        "head_dim": first.qk_head_dim,
+        "vocab_size": model.vocab_size,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "tied_embeddings": model.tied_embeddings,
+        "layers": [
+            {"index": index, **_layer_summary(layer)} for index, layer in enumerate(model.layers)
+        ],
+    }
+
+
+def _layer_summary(layer: LayerSpec) -> dict[str, Any]:
+    attention, mlp = layer.attention, layer.mlp
+    return {
+        "attention": attention.kind,
+        "num_q_heads": attention.num_q_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "qk_head_dim": attention.qk_head_dim,
+        "v_head_dim": attention.v_head_dim,
+        "window_tokens": attention.window_tokens,
+        "kv_latent_dim": attention.kv_latent_dim,
+        "mlp": mlp.kind,
+        "intermediate_size": mlp.intermediate_size,
+        "num_experts": mlp.num_experts,
+        "num_active_experts": mlp.num_active_experts,
+        "num_shared_experts": mlp.num_shared_experts,
+        "parameters": layer.parameters,
+        "active_parameters": layer.active_parameters,
+        "matmul_parameters": layer.matmul_parameters,
+    }
