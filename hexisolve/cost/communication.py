@@ -1,0 +1,236 @@
+"""How long an exchange takes: simultaneous flows on the links of a cluster.
+
+``time = max over edges (bytes on the edge / (bytes per s x link efficiency))
++ max over flows (sum of latencies)``. This one rule covers all-to-all, rings, stage boundaries,
+collectives, shared NICs, PCIe switches and rails.
+
+Source: docs/clusters.md, "Communication time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from hexisolve.data.cluster import Cluster, Edge
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+_FIRST_WIDTH = 6
+
+
+@dataclass(frozen=True)
+class Flow:
+    """`num_bytes` from one device to another, both by id."""
+
+    source: str
+    target: str
+    num_bytes: float
+
+
+class FlowNetwork:
+    """A cluster's routes as integer tables, filled row by row as sources appear.
+
+    Devices are numbered as in ``cluster.devices``. Make it with `flow_network`, which keeps it.
+
+    Parameters
+    ----------
+    cluster
+        The cluster; its graph never changes.
+
+    Attributes
+    ----------
+    edges
+        Every edge of the graph; tables hold positions in it.
+    edge_bytes_per_s
+        Nominal bytes/s of each edge, and infinity for the padding edge at the end.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.edges: tuple[Edge, ...] = tuple(cluster.graph.edges)
+        self.device_index = cluster.device_index
+        self._edge_index = {edge: index for index, edge in enumerate(self.edges)}
+        rates = [cluster.edge_bytes_per_s(edge) for edge in self.edges]
+        self.edge_bytes_per_s: FloatArray = np.array([*rates, np.inf])
+        num_devices = len(cluster.devices)
+        self._padding = len(self.edges)
+        shape = (num_devices, num_devices, _FIRST_WIDTH)
+        self._route_edges: npt.NDArray[np.int32] = np.empty(shape, dtype=np.int32)
+        self._latency_s: FloatArray = np.empty((num_devices, num_devices))
+        self._is_filled = np.zeros(num_devices, dtype=bool)
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of the graph, padding excluded."""
+        return self._padding
+
+    def time_s(
+        self,
+        sources: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        num_bytes: npt.ArrayLike,
+        link_efficiency: float,
+    ) -> float:
+        """Seconds that a set of simultaneous flows takes.
+
+        Parameters
+        ----------
+        sources, targets
+            Device numbers, one pair per flow; equal ones are free.
+        num_bytes
+            Bytes per flow; zero is free and costs no latency.
+        link_efficiency
+            Share of nominal bandwidth that transfers reach, in (0, 1].
+
+        Raises
+        ------
+        InstanceError
+            When two devices are not joined.
+        """
+        routes, latency_s, weights = self._select(sources, targets, num_bytes)
+        if not weights.size:
+            return 0.0
+        edge_bytes = self._bincount(routes, weights)
+        busiest_s = float((edge_bytes / self.edge_bytes_per_s).max()) / link_efficiency
+        return busiest_s + float(latency_s.max())
+
+    def add_edge_bytes(
+        self,
+        edge_bytes: FloatArray,
+        sources: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        num_bytes: npt.ArrayLike,
+    ) -> None:
+        """Add the bytes of flows to `edge_bytes`, an array of `num_edges` (see `zeros`)."""
+        routes, _, weights = self._select(sources, targets, num_bytes)
+        if weights.size:
+            edge_bytes += self._bincount(routes, weights)[: self._padding]
+
+    def zeros(self) -> FloatArray:
+        """No bytes on any edge: what `add_edge_bytes` starts from."""
+        return np.zeros(self._padding)
+
+    def busiest_edge_s(self, edge_bytes: FloatArray, link_efficiency: float) -> float:
+        """Seconds that the edge with the most work needs for these bytes."""
+        if not self._padding:
+            return 0.0
+        seconds = edge_bytes / self.edge_bytes_per_s[: self._padding]
+        return float(seconds.max()) / link_efficiency
+
+    def route_table(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """Edge positions of each pair's route, padded with `num_edges`."""
+        source_idx, target_idx = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+        self._fill(source_idx)
+        table: npt.NDArray[np.int32] = self._route_edges[source_idx, target_idx]
+        return table
+
+    def pair_latency_s(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> FloatArray:
+        """Sum of latencies of each pair's route; infinite when there is none."""
+        source_idx, target_idx = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+        self._fill(source_idx)
+        latency_s: FloatArray = self._latency_s[source_idx, target_idx]
+        return latency_s
+
+    def _select(
+        self, sources: npt.ArrayLike, targets: npt.ArrayLike, num_bytes: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.int32], FloatArray, FloatArray]:
+        source_idx = np.asarray(sources, np.int64)
+        target_idx = np.asarray(targets, np.int64)
+        weights = np.asarray(num_bytes, np.float64)
+        moves = (source_idx != target_idx) & (weights > 0)
+        if not moves.all():
+            source_idx, target_idx, weights = source_idx[moves], target_idx[moves], weights[moves]
+        self._fill(source_idx)
+        latency_s = self._latency_s[source_idx, target_idx]
+        if weights.size and not np.isfinite(latency_s).all():
+            first = int(np.argmin(np.isfinite(latency_s)))
+            devices = self.cluster.devices
+            self.cluster.route(devices[source_idx[first]].id, devices[target_idx[first]].id)
+        return self._route_edges[source_idx, target_idx], latency_s, weights
+
+    def _bincount(self, routes: npt.NDArray[np.int32], weights: FloatArray) -> FloatArray:
+        spread = np.repeat(weights, routes.shape[1])
+        return np.bincount(routes.ravel(), spread, minlength=self._padding + 1)
+
+    def _fill(self, sources: IntArray) -> None:
+        if self._is_filled[sources].all():
+            return
+        for source in np.unique(sources):
+            if not self._is_filled[source]:
+                self._fill_row(int(source))
+
+    def _fill_row(self, source: int) -> None:
+        routes = self.cluster.routes_from(self.cluster.devices[source].id)
+        widest = max((len(route.edges) for route in routes.values()), default=0)
+        if widest > self._route_edges.shape[2]:
+            extra = widest - self._route_edges.shape[2]
+            pad = ((0, 0), (0, 0), (0, extra))
+            self._route_edges = np.pad(self._route_edges, pad, constant_values=self._padding)
+        self._route_edges[source] = self._padding
+        self._latency_s[source] = np.inf
+        self._latency_s[source, source] = 0.0
+        for target, route in routes.items():
+            column = self.device_index[target]
+            self._latency_s[source, column] = route.latency_s
+            positions = [self._edge_index[edge] for edge in route.edges]
+            self._route_edges[source, column, : len(positions)] = positions
+        self._is_filled[source] = True
+
+
+@lru_cache(maxsize=16)
+def flow_network(cluster: Cluster) -> FlowNetwork:
+    """The compiled routes of a cluster, made once per cluster."""
+    return FlowNetwork(cluster)
+
+
+def exchange_time_s(cluster: Cluster, flows: Iterable[Flow], link_efficiency: float) -> float:
+    """Seconds of simultaneous flows:
+    ``max over edges (bytes / (bytes per s x efficiency)) + max over flows (latencies)``.
+
+    Flows of no bytes, or from a device to itself, are free.
+
+    Raises
+    ------
+    InstanceError
+        When a device is unknown or two of them are not joined.
+    """
+    return flow_network(cluster).time_s(*_arrays(cluster, flows), link_efficiency)
+
+
+def edge_bytes(cluster: Cluster, flows: Iterable[Flow]) -> dict[Edge, float]:
+    """Bytes on every edge that simultaneous or successive flows use."""
+    network = flow_network(cluster)
+    total = network.zeros()
+    network.add_edge_bytes(total, *_arrays(cluster, flows))
+    return {network.edges[index]: float(total[index]) for index in np.flatnonzero(total)}
+
+
+def edge_seconds(
+    cluster: Cluster, bytes_on_edges: dict[Edge, float], link_efficiency: float
+) -> dict[Edge, float]:
+    """Seconds each edge needs: ``bytes / (bytes per s x efficiency)``."""
+    return {
+        edge: num_bytes / (cluster.edge_bytes_per_s(edge) * link_efficiency)
+        for edge, num_bytes in bytes_on_edges.items()
+    }
+
+
+def _arrays(
+    cluster: Cluster, flows: Iterable[Flow]
+) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
+    index = cluster.device_index
+    known = list(flows)
+    for flow in known:
+        if flow.source not in index or flow.target not in index:
+            cluster.device(flow.source), cluster.device(flow.target)
+    return (
+        [index[flow.source] for flow in known],
+        [index[flow.target] for flow in known],
+        [flow.num_bytes for flow in known],
+    )
