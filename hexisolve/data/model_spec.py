@@ -1,7 +1,8 @@
 """A decoder-only language model as the placement sees it: its layers, one by one.
 
-Symbols of the cost model: D `hidden_size`, H `num_q_heads`, K `num_kv_heads`, a_qk `qk_head_dim`,
-a_v `v_head_dim`, P_l `matmul_parameters` (weights every token is multiplied with), W_l `parameters`.
+Symbols of the cost model: D `hidden_size`, H `num_q_heads`, K `num_kv_heads`, a_qk
+`qk_head_dim`, a_v `v_head_dim`, W_l `parameters`, P_l `matmul_parameters` (the weights every
+token is multiplied with).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class AttentionSpec:
     q_latent_dim: int | None = None
 
     def kv_head_of(self, q_head: int) -> int:
-        """The KV head that query head `q_head` reads."""
+        """Find the KV head that query head `q_head` reads."""
         return q_head // (self.num_q_heads // self.num_kv_heads)
 
 
@@ -198,7 +199,7 @@ def llama_like(
     head_dim: int | None = None,
     tied_embeddings: bool = False,
 ) -> ModelSpec:
-    """A Llama of any size, with a config like one read from a file.
+    """Make a Llama of any size, with a config like one read from a file.
 
     Raises
     ------
@@ -232,7 +233,7 @@ def llama_like(
 
 
 def to_summary(model: ModelSpec) -> dict[str, Any]:
-    """What was understood, as JSON: sizes, counts and every layer.
+    """Summarise what was understood, as JSON: sizes, counts and every layer.
 
     Heads and widths at the top are those of the first layer; `layers` has each layer's own.
     """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hexisolve.data.families.decoder import check_groups, read_head_dim
+from hexisolve.data.families.layer_kinds import full_reach
 from hexisolve.data.families.parts import dense_mlp, gqa_attention
 from hexisolve.data.families.reader import MAX_LAYERS, ConfigReader
 from hexisolve.data.model_spec import LayerSpec, MlpSpec, ModelSpec
@@ -151,6 +154,7 @@ def _uniform(
 ) -> ModelSpec:
     """Equal layers; `kv_heads` None for one per query head, `tied` the family's default."""
     q_heads = reader.size("num_attention_heads")
+    num_layers = reader.size("num_hidden_layers", maximum=MAX_LAYERS)
     head_dim = read_head_dim(reader, False, hidden, q_heads)
     attention = gqa_attention(
         hidden,
@@ -170,7 +174,15 @@ def _uniform(
         family=str(reader.config.get("model_type", "")),
         hidden_size=hidden,
         vocab_size=vocab,
-        layers=(layer,) * reader.size("num_hidden_layers", maximum=MAX_LAYERS),
+        layers=tuple(
+            dataclasses.replace(
+                layer,
+                attention=dataclasses.replace(
+                    attention, kind=one.kind, window_tokens=one.window_tokens
+                ),
+            )
+            for one in full_reach(reader, num_layers)
+        ),
         tied_embeddings=is_tied,
         embedding_parameters=table + before_layers,
         head_parameters=0 if is_tied else table,

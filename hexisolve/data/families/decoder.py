@@ -108,7 +108,7 @@ def read_decoder(reader: ConfigReader, traits: Traits) -> ModelSpec:
 
 
 def switch(reader: ConfigReader, value: Switch) -> bool:
-    """What a switch says for this config."""
+    """Decide a switch for this config."""
     return value if isinstance(value, bool) else reader.flag(*value)
 
 
@@ -186,12 +186,12 @@ def read_gqa(
 def read_dense(
     reader: ConfigReader, traits: Traits, hidden: int, num_layers: int
 ) -> tuple[MlpSpec, ...]:
-    """The same dense MLP in every layer."""
+    """Read one dense MLP for every layer."""
     inner = reader.size("intermediate_size")
     return (dense_of(reader, traits, hidden, inner),) * num_layers
 
 
 def dense_of(reader: ConfigReader, traits: Traits, hidden: int, inner: int) -> MlpSpec:
-    """A dense MLP with the family's gate and biases."""
+    """Build a dense MLP with the family's gate and biases."""
     bias = switch(reader, traits.mlp_bias)
     return dense_mlp(hidden, inner, gated=traits.gated, up_bias=bias, down_bias=bias)

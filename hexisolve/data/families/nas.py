@@ -50,7 +50,7 @@ def read_block_configs(reader: ConfigReader) -> ModelSpec:
 
 
 def _part(reader: ConfigReader, index: int, block: Any, key: str) -> ConfigReader:
-    """A reader for one part of one block, with the block's place in its messages."""
+    """Make a reader for one part of one block, with the block's place in its messages."""
     path = reader.field(f"block_configs[{index}].{key}")
     part = block.get(key) if isinstance(block, Mapping) else None
     result = ConfigReader(part if isinstance(part, Mapping) else {}, reader.name, reader.file, path)
@@ -89,5 +89,5 @@ def _mlp(part: ConfigReader, hidden: int, bias: bool) -> MlpSpec:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is not below `value`."""
+    """Round up to a multiple of `multiple`."""
     return -(-value // multiple) * multiple

@@ -37,7 +37,7 @@ def gqa_attention(
 
 
 def no_attention(q_heads: int, matmul_parameters: int = 0) -> AttentionSpec:
-    """A layer without attention: heads of width 0, so that nothing is computed or sent."""
+    """Describe a layer without attention: heads of width 0, so that nothing is computed or sent."""
     return AttentionSpec("none", q_heads, q_heads, 0, 0, matmul_parameters, matmul_parameters)
 
 

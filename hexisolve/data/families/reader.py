@@ -27,6 +27,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """Canonical name -> the keys it goes by in config files, the canonical one first."""
 
+REMEDY = {"vocab_size": " (the rows of the embedding table)"}
+"""What to write for a key, where its name alone does not say it."""
+
 
 class ConfigReader:
     """Reads one (text) config and remembers every problem instead of stopping at the first.
@@ -77,7 +80,8 @@ class ConfigReader:
     def finish(self) -> None:
         """Raise InstanceError with every problem, or return when there is none."""
         if self.problems:
-            raise InstanceError(self.problems)
+            # Reading a key twice may report it twice.
+            raise InstanceError(dict.fromkeys(self.problems))
 
     def note(self, key: str, message: str) -> None:
         """Remember something the user should know although it is no error."""
@@ -90,7 +94,7 @@ class ConfigReader:
             logger.warning(note)
 
     def keys(self, name: str) -> tuple[str, ...]:
-        """The keys `name` goes by."""
+        """List the keys `name` goes by."""
         return ALIASES.get(name, (name,))
 
     def find(self, name: str) -> tuple[str, Any]:
@@ -104,20 +108,20 @@ class ConfigReader:
         return present[0]
 
     def size(self, name: str, minimum: int = 1, maximum: int = MAX_SIZE, remedy: str = "") -> int:
-        """A dimension that must be there; 0 after reporting when it is not."""
+        """Read a dimension that must be there; 0 after reporting when it is not."""
         if self.find(name)[1] is None:
             searched = ", ".join(self.field(key) for key in self.keys(name))
             self.report(
                 name,
                 None,
                 f"missing (searched: {searched})",
-                remedy or f"add {name}: hexisolve never guesses a dimension",
+                remedy or f"add {self.field(name)}{REMEDY.get(name, '')}; it is never guessed",
             )
             return 0
         return self.optional_size(name, minimum, maximum) or 0
 
     def optional_size(self, name: str, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
-        """A dimension, or None when the key is absent or null (0 after a reported problem)."""
+        """Read a dimension; None when absent or null, 0 after reporting one that cannot be."""
         key, value = self.find(name)
         if value is None:
             return None
@@ -130,7 +134,7 @@ class ConfigReader:
         return value
 
     def number(self, name: str) -> float:
-        """A positive number that must be there; 0 after reporting when it is not."""
+        """Read a positive number that must be there; 0 after reporting when it is not."""
         value = self.config.get(name)
         if value is None:
             return self.size(name)
@@ -141,7 +145,7 @@ class ConfigReader:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A true/false key; `default` (the family's own) when absent or null."""
+        """Read a true/false key; `default` (the family's own) when absent or null."""
         value = self.config.get(name)
         if value is None:
             return default
@@ -151,7 +155,7 @@ class ConfigReader:
         return value
 
     def sequence(self, name: str) -> list[Any] | None:
-        """A list, or None when the key is absent or null."""
+        """Read a list; None when the key is absent or null."""
         value = self.config.get(name)
         if value is not None and not isinstance(value, list | tuple):
             self.report(name, value, "must be a list")
@@ -159,7 +163,7 @@ class ConfigReader:
         return None if value is None else list(value)
 
     def per_layer(self, name: str, num_layers: int) -> list[Any] | None:
-        """A list with one entry per layer, or None when absent or null."""
+        """Read a list with one entry per layer; None when absent or null."""
         values = self.sequence(name)
         if values is not None and num_layers and len(values) != num_layers:
             self.report(
@@ -172,8 +176,9 @@ class ConfigReader:
         return values
 
     def tied(self, family_default: bool) -> bool:
-        """Whether embedding and head are one table: own key, then the outer config's, then
-        the family's default.
+        """Tell whether embedding and head are one table.
+
+        The text config's own key decides, then the outer config's, then the family's default.
         """
         key = "tie_word_embeddings"
         if self.config.get(key) is None and isinstance(self.outer.get(key), bool):

@@ -25,7 +25,7 @@ MAX_CONFIG_BYTES = 64 * 2**20
 def open_config(
     source: str | Path | Mapping[str, Any], name: str = ""
 ) -> tuple[Mapping[str, Any], ConfigReader]:
-    """The whole document, and a reader for its language model.
+    """Open the whole document, and a reader for its language model.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def open_config(
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
-    """The JSON object in a file; InstanceError with file, place and remedy otherwise."""
+    """Parse the JSON object in a file; InstanceError with file, place and remedy otherwise."""
     file = str(path)
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
