@@ -53,11 +53,15 @@ class FlowNetwork:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.edges: tuple[Edge, ...] = tuple(cluster.graph.edges)
+        self.edges: tuple[Edge, ...] = cluster.router.edges
         self.device_index = cluster.device_index
-        self._edge_index = {edge: index for index, edge in enumerate(self.edges)}
         rates = [cluster.edge_bytes_per_s(edge) for edge in self.edges]
         self.edge_bytes_per_s: FloatArray = np.array([*rates, np.inf])
+        latencies_s = [cluster.graph.edges[edge]["latency_s"] for edge in self.edges]
+        self._edge_latency_s: FloatArray = np.array([*latencies_s, 0.0])
+        self._edge_sources: IntArray = np.array([*cluster.router.edge_sources, 0])
+        node_index = cluster.router.node_index
+        self._device_nodes: IntArray = np.array([node_index[d.id] for d in cluster.devices])
         num_devices = len(cluster.devices)
         self._padding = len(self.edges)
         shape = (num_devices, num_devices, _FIRST_WIDTH)
@@ -166,20 +170,28 @@ class FlowNetwork:
                 self._fill_row(int(source))
 
     def _fill_row(self, source: int) -> None:
-        routes = self.cluster.routes_from(self.cluster.devices[source].id)
-        widest = max((len(route.edges) for route in routes.values()), default=0)
-        if widest > self._route_edges.shape[2]:
-            extra = widest - self._route_edges.shape[2]
-            pad = ((0, 0), (0, 0), (0, extra))
+        """Walk back from all devices at once along the last edges of the routes from `source`."""
+        start = self._device_nodes[source]
+        last_edge = np.array(self.cluster.router.search(int(start)))
+        nodes = self._device_nodes.copy()
+        is_reached = (last_edge[nodes] >= 0) | (nodes == start)
+        nodes[~is_reached] = start
+        columns = []
+        while (nodes != start).any():
+            edges = np.where(nodes == start, self._padding, last_edge[nodes])
+            columns.append(edges)
+            nodes = self._edge_sources[edges]
+            nodes[edges == self._padding] = start
+        if len(columns) > self._route_edges.shape[2]:
+            pad = ((0, 0), (0, 0), (0, len(columns) - self._route_edges.shape[2]))
             self._route_edges = np.pad(self._route_edges, pad, constant_values=self._padding)
-        self._route_edges[source] = self._padding
-        self._latency_s[source] = np.inf
-        self._latency_s[source, source] = 0.0
-        for target, route in routes.items():
-            column = self.device_index[target]
-            self._latency_s[source, column] = route.latency_s
-            positions = [self._edge_index[edge] for edge in route.edges]
-            self._route_edges[source, column, : len(positions)] = positions
+        row = self._route_edges[source]
+        row[:] = self._padding
+        latency_s = np.zeros(len(nodes))
+        for column, edges in enumerate(reversed(columns)):
+            row[:, column] = edges
+            latency_s += self._edge_latency_s[edges]
+        self._latency_s[source] = np.where(is_reached, latency_s, np.inf)
         self._is_filled[source] = True
 
 

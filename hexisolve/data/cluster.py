@@ -22,6 +22,8 @@ from hexisolve.errors import InstanceError, Problem
 if TYPE_CHECKING:
     import networkx
 
+    from hexisolve.data.cluster_routes import Router
+
 Edge = tuple[str, str]
 
 
@@ -182,19 +184,23 @@ class Cluster:
             hosts.setdefault(device.host, []).append(device)
         return {host: tuple(devices) for host, devices in hosts.items()}
 
-    def routes_from(self, source: str) -> Mapping[str, Route]:
-        """Routes from one device to every other device it can reach, itself excluded."""
-        cached = self._routes.get(source)
-        if cached is None:
-            from hexisolve.data.cluster_routes import routes_from
+    @cached_property
+    def router(self) -> Router:
+        """The search for routes, prepared for this graph."""
+        from hexisolve.data.cluster_routes import Router
 
-            self.device(source)
-            cached = self._routes[source] = routes_from(self.graph, source)
-        return cached
+        return Router(self.graph)
 
     @cached_property
-    def _routes(self) -> dict[str, Mapping[str, Route]]:
+    def _searches(self) -> dict[str, list[int]]:
         return {}
+
+    def _find_route(self, source: str, target: str) -> Route | None:
+        last_edge = self._searches.get(source)
+        if last_edge is None:
+            last_edge = self.router.search(self.router.node_index[source])
+            self._searches[source] = last_edge
+        return self.router.route(source, target, last_edge)
 
     def route(self, source: str, target: str) -> Route:
         """The way from one device to another: fewest hops, then widest, then by name.
@@ -207,12 +213,9 @@ class Cluster:
         InstanceError
             When there is no way, or no such device.
         """
-        if source == target:
-            self.device(source)
-            return Route((), 0.0)
-        found = self.routes_from(source).get(target)
+        self.device(source), self.device(target)
+        found = self._find_route(source, target)
         if found is None:
-            self.device(target)
             raise InstanceError.single(
                 "cluster", f"{source} -> {target}",
                 "no fabric, link or core switch joins these two devices",
@@ -223,7 +226,7 @@ class Cluster:
     def connected(self, a: str, b: str) -> bool:
         """Whether traffic can flow both ways between two devices."""
         self.device(a), self.device(b)
-        return a == b or (b in self.routes_from(a) and a in self.routes_from(b))
+        return self._find_route(a, b) is not None and self._find_route(b, a) is not None
 
     def edge_bytes_per_s(self, edge: Edge) -> float:
         """Nominal bytes/s of an edge; oversubscription and contention are already in it."""
