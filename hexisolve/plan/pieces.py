@@ -41,9 +41,7 @@ def split_tokens(num_tokens: int, weights: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def stage_pieces(
-    stage: Stage, chunk: Chunk, stage_idx: int = 0
-) -> StagePieces:
+def stage_pieces(stage: Stage, chunk: Chunk, stage_idx: int = 0) -> StagePieces:
     """Pieces of every rank, ``[group][rank] -> slices`` in the order the rank stores them.
 
     Explicit pieces of the chunk (`Chunk.pieces`) win over the rule.
@@ -52,22 +50,20 @@ def stage_pieces(
     if chunk.pieces is not None:
         given = chunk.pieces[stage_idx]
         starts = (0, *accumulate(sizes))
-        return tuple(given[start : start + size] for start, size in zip(starts, sizes, strict=False))
+        return tuple(
+            given[start : start + size] for start, size in zip(starts, sizes, strict=False)
+        )
     weights = tuple(tuple(rank.tokens for rank in group.ranks) for group in stage.ring)
     return _pieces_by_rule(weights, chunk.slices)
 
 
 @lru_cache(maxsize=4096)
-def _pieces_by_rule(
-    weights: tuple[tuple[int, ...], ...], slices: tuple[Slice, ...]
-) -> StagePieces:
+def _pieces_by_rule(weights: tuple[tuple[int, ...], ...], slices: tuple[Slice, ...]) -> StagePieces:
     num_tokens = sum(part.num_tokens for part in slices)
     flat = iter(split_tokens(num_tokens, [w for group in weights for w in group]))
     targets = tuple(tuple(next(flat) for _ in group) for group in weights)
     group_pieces = _group_pieces([sum(group) for group in targets], slices)
-    return tuple(
-        _deal(pieces, group) for pieces, group in zip(group_pieces, targets, strict=True)
-    )
+    return tuple(_deal(pieces, group) for pieces, group in zip(group_pieces, targets, strict=True))
 
 
 def _group_pieces(targets: list[int], slices: tuple[Slice, ...]) -> list[list[Slice]]:

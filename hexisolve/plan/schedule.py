@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 
-def one_f_one_b(num_stages: int, num_chunks: int, num_split: int = 1) -> tuple[tuple[str, ...], ...]:
+def one_f_one_b(
+    num_stages: int, num_chunks: int, num_split: int = 1
+) -> tuple[tuple[str, ...], ...]:
     """1F1B: stage p (from 0) warms up with ``P - 1 - p + num_split - 1`` forwards.
 
     Then one forward and one backward in turn, so that ``min(n, P - p + num_split - 1)`` chunks

@@ -1,0 +1,336 @@
+"""The price of one chunk on one stage: forward and backward seconds and what is behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hexisolve.cost.collectives import (
+    gather_bytes,
+    reduce_scatter_bytes,
+    ring_traffic,
+    shares_of,
+)
+from hexisolve.cost.flop import (
+    attention_backward_flop,
+    attention_forward_flop,
+    dense_forward_flop,
+    head_forward_flop,
+)
+from hexisolve.cost.layer_time import chain_s
+from hexisolve.data.cluster import Edge
+from hexisolve.data.instance import Instance
+from hexisolve.plan.layer_price import LayerPrice, LayerWork, PerRank, Rates, layer_work
+from hexisolve.plan.plan import POLICY_ORDER, Chunk, Policy, Stage, layer_policies
+from hexisolve.plan.price_book import NO_EXCHANGE, EdgeBytes, Exchange, PriceBook, price_book
+from hexisolve.plan.tokens import ChunkShape, StageTokens, chunk_shape, stage_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class StagePrice:
+    """One chunk on one stage.
+
+    Parameters
+    ----------
+    forward_s, backward_s
+        Seconds of the F and the B operation.
+    layers
+        Price of every layer of the stage, in order; gathers are not in them.
+    head_forward_s, head_backward_s
+        The output projection and loss (last stage only).
+    gather_forward_s, gather_backward_s
+        Exposed gathers and reduce-scatters of ZeRO-3.
+    compute_s
+        Per rank, seconds of computing in F and B together.
+    useful_flop
+        Per rank, FLOP of F and B without repeated work.
+    edges
+        Bytes that F and B together put on every edge.
+    """
+
+    forward_s: float
+    backward_s: float
+    layers: tuple[LayerPrice, ...]
+    head_forward_s: float
+    head_backward_s: float
+    gather_forward_s: float
+    gather_backward_s: float
+    compute_s: PerRank
+    useful_flop: PerRank
+    edges: EdgeBytes
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds of F and B in which the stage waits for bytes: exchanges, ring, gathers."""
+        exposed = sum(
+            phase.all_to_all_s + phase.ring_s
+            for layer in self.layers
+            for phase in (layer.forward, layer.backward)
+        )
+        return exposed + self.gather_forward_s + self.gather_backward_s
+
+
+def price_stage(
+    instance: Instance,
+    stage: Stage,
+    stage_idx: int,
+    num_stages: int,
+    chunk: Chunk,
+    recompute: Mapping[Policy, int],
+) -> StagePrice:
+    """Price F and B of a chunk on a stage; equal questions are answered from memory."""
+    book = price_book(instance)
+    return stage_price(book, stage, stage_idx, num_stages, chunk_shape(chunk), recompute)
+
+
+def stage_price(
+    book: PriceBook,
+    stage: Stage,
+    stage_idx: int,
+    num_stages: int,
+    shape: ChunkShape,
+    recompute: Mapping[Policy, int],
+) -> StagePrice:
+    """`price_stage` for a chunk's shape."""
+    counts = tuple(recompute.get(policy, 0) for policy in POLICY_ORDER)
+    ends = (stage_idx == 0, stage_idx == num_stages - 1)
+    position = stage_idx if shape[1] is not None else -1
+    key = ("stage", book.stage_key(stage), ends, position, shape, counts)
+    price: StagePrice | None = book.entries.get(key)
+    if price is None:
+        policies = layer_policies(recompute)
+        price = _price(book, stage, stage_idx, num_stages, shape, policies)
+        book.entries[key] = price
+    return price
+
+
+def tokens_of(book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape) -> StageTokens:
+    """How a chunk lies on a stage, from memory where it can be."""
+    position = stage_idx if shape[1] is not None else -1
+    key = ("tokens", stage.ring, position, shape)
+    tokens: StageTokens | None = book.entries.get(key)
+    if tokens is None:
+        tokens = book.entries[key] = stage_tokens(stage, shape, stage_idx)
+    return tokens
+
+
+def stage_rates(instance: Instance, stage: Stage) -> tuple[Rates, ...]:
+    """Rates of the stage's devices, rank by rank."""
+    devices = [instance.cluster.device(rank.device) for rank in stage.ranks]
+    return tuple(
+        Rates(
+            device.dense_flop_per_s,
+            device.attention_forward_flop_per_s,
+            device.attention_backward_flop_per_s,
+        )
+        for device in devices
+    )
+
+
+class Block(NamedTuple):
+    """Parameters that are gathered and reduced together: a layer, the embedding, the head."""
+
+    name: str
+    parameters: int
+
+
+def stage_blocks(
+    instance: Instance, stage: Stage, stage_idx: int, num_stages: int
+) -> tuple[Block, ...]:
+    """The parameter blocks of a stage, in the order of forward.
+
+    The first stage holds everything before the first layer, the last one the final norm and the
+    head; a tied head on a stage of its own is a second copy of the table.
+    """
+    model = instance.model
+    blocks = []
+    if stage_idx == 0:
+        blocks.append(Block("embedding", model.embedding_parameters))
+    blocks += [Block(f"layer {idx}", model.layers[idx].parameters) for idx in range(*stage.layers)]
+    if stage_idx == num_stages - 1:
+        head = model.head_parameters + model.final_norm_parameters
+        if model.tied_embeddings and stage_idx > 0:
+            head += model.hidden_size * model.vocab_size
+        blocks.append(Block("head", head))
+    return tuple(blocks)
+
+
+def layer_works(
+    book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape
+) -> Iterator[LayerWork]:
+    """The work of every layer of a stage; layers of one kind share one object."""
+    position = stage_idx if shape[1] is not None else -1
+    for idx in range(*stage.layers):
+        kind = book.layer_kinds[idx]
+        key = ("layer", stage.ring, stage.ring_kind, position, shape, kind)
+        work: LayerWork | None = book.entries.get(key)
+        if work is None:
+            tokens = tokens_of(book, stage, stage_idx, shape)
+            rates = stage_rates(book.instance, stage)
+            work = layer_work(book, stage, tokens, book.kind_layers[kind], rates)
+            book.entries[key] = work
+        yield work
+
+
+def _price(
+    book: PriceBook,
+    stage: Stage,
+    stage_idx: int,
+    num_stages: int,
+    shape: ChunkShape,
+    policies: tuple[Policy, ...],
+) -> StagePrice:
+    works = _per_kind(book, stage, stage_idx, shape)
+    kinds = [book.layer_kinds[idx] for idx in range(*stage.layers)]
+    counts: dict[tuple[int, Policy], int] = {}
+    for pair in zip(kinds, policies, strict=True):
+        counts[pair] = counts.get(pair, 0) + 1
+    priced = {
+        (kind, policy): LayerPrice(works[kind].forward, works[kind].backward(policy))
+        for kind, policy in counts
+    }
+    layers = tuple(priced[pair] for pair in zip(kinds, policies, strict=True))
+    edges: dict[Edge, float] = {}
+    compute = [0.0] * len(stage.ranks)
+    for (kind, policy), count in counts.items():
+        for exchange in works[kind].exchanges(policy):
+            add_edges(edges, exchange, count)
+        for idx, seconds in enumerate(works[kind].compute_s(policy)):
+            compute[idx] += count * seconds
+    head_s = 0.0
+    if stage_idx == num_stages - 1:
+        own = _head_s(book, stage, stage_idx, shape)
+        head_s = max(own)
+        compute = [seconds + 3.0 * head for seconds, head in zip(compute, own, strict=True)]
+    forward_s = [layer.forward.total_s for layer in layers]
+    backward_s = [layer.backward.total_s for layer in layers]
+    gather_forward_s = gather_backward_s = 0.0
+    total_forward_s = sum(forward_s) + head_s
+    total_backward_s = sum(backward_s) + 2.0 * head_s
+    if stage.zero == 3 and len(stage.ranks) > 1:
+        forward_chain, backward_chain = _chained_s(
+            book, stage, stage_idx, num_stages, forward_s, backward_s, head_s, edges
+        )
+        gather_forward_s = forward_chain - total_forward_s
+        gather_backward_s = backward_chain - total_backward_s
+        total_forward_s, total_backward_s = forward_chain, backward_chain
+    return StagePrice(
+        forward_s=total_forward_s,
+        backward_s=total_backward_s,
+        layers=layers,
+        head_forward_s=head_s,
+        head_backward_s=2.0 * head_s,
+        gather_forward_s=gather_forward_s,
+        gather_backward_s=gather_backward_s,
+        compute_s=tuple(compute),
+        useful_flop=_useful_flop(book, stage, stage_idx, num_stages, shape),
+        edges=edges,
+    )
+
+
+def _per_kind(
+    book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape
+) -> dict[int, LayerWork]:
+    kinds = [book.layer_kinds[idx] for idx in range(*stage.layers)]
+    return dict(zip(kinds, layer_works(book, stage, stage_idx, shape), strict=True))
+
+
+def add_edges(total: dict[Edge, float], exchange: Exchange, times: float = 1.0) -> None:
+    """Add the bytes of an exchange, `times` over, to `total`."""
+    for edge, num_bytes in exchange.edges.items():
+        total[edge] = total.get(edge, 0.0) + times * num_bytes
+
+
+def _head_s(book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape) -> list[float]:
+    """Equation 7: output projection forward on every rank of the last stage."""
+    model = book.instance.model
+    tokens = tokens_of(book, stage, stage_idx, shape)
+    counts = [count for group in tokens.rank_tokens for count in group]
+    return [
+        head_forward_flop(model.hidden_size, model.vocab_size, count) / rate.dense
+        for count, rate in zip(counts, stage_rates(book.instance, stage), strict=True)
+    ]
+
+
+def _chained_s(
+    book: PriceBook,
+    stage: Stage,
+    stage_idx: int,
+    num_stages: int,
+    forward_s: list[float],
+    backward_s: list[float],
+    head_s: float,
+    edges: dict[Edge, float],
+) -> tuple[float, float]:
+    """F and B seconds in ZeRO-3: each block is gathered while the one before it runs.
+
+    Adds the bytes of the gathers (and, per chunk, of the reduce-scatters) to `edges`.
+    """
+    has_embedding, has_head = stage_idx == 0, stage_idx == num_stages - 1
+    forward_s = [0.0] * has_embedding + forward_s + [head_s] * has_head
+    backward_s = [0.0] * has_embedding + backward_s + [2.0 * head_s] * has_head
+    blocks = stage_blocks(book.instance, stage, stage_idx, num_stages)
+    gathers = [collective(book, stage, block.parameters, "gather") for block in blocks]
+    scatters = [NO_EXCHANGE] * len(blocks)
+    if stage.zero3_gradients == "chunk":
+        scatters = [collective(book, stage, b.parameters, "reduce_scatter") for b in blocks]
+    again = list(gathers)
+    if has_embedding:
+        again[0] = NO_EXCHANGE  # the gradient of a table look-up needs no weights
+    for exchange in (*gathers, *again, *scatters):
+        add_edges(edges, exchange)
+    forward = chain_s(forward_s, [g.seconds for g in gathers], [0.0] * len(blocks))
+    backward = chain_s(
+        backward_s[::-1],
+        [g.seconds for g in reversed(again)],
+        [s.seconds for s in reversed(scatters)],
+    )
+    return forward, backward
+
+
+def collective(book: PriceBook, stage: Stage, parameters: int, kind: str) -> Exchange:
+    """Price a ``gather`` or ``reduce_scatter`` of a block over the stage's ranks."""
+    key = ("collective", kind, book.stage_key(stage), parameters)
+    known: Exchange | None = book.entries.get(key)
+    if known is None:
+        shares = shares_of([rank.state_share for rank in stage.ranks])
+        if kind == "gather":
+            received = [gather_bytes(share, parameters, book.e) for share in shares]
+        else:
+            gradient = book.instance.cost.gradient_bytes
+            received = [reduce_scatter_bytes(share, parameters, gradient) for share in shares]
+        devices = [rank.device for rank in stage.ranks]
+        known = book.entries[key] = book.exchange(ring_traffic(devices, received))
+    return known
+
+
+def _useful_flop(
+    book: PriceBook, stage: Stage, stage_idx: int, num_stages: int, shape: ChunkShape
+) -> PerRank:
+    """FLOP of F and B on every rank, repeated work left out."""
+    model = book.instance.model
+    tokens = tokens_of(book, stage, stage_idx, shape)
+    counts = [book.layer_kinds[idx] for idx in range(*stage.layers)]
+    head = 3 if stage_idx == num_stages - 1 else 0
+    flop = [
+        float(head * head_forward_flop(model.hidden_size, model.vocab_size, count))
+        for group in tokens.rank_tokens
+        for count in group
+    ]
+    for kind in set(counts):
+        layer, times = book.kind_layers[kind], counts.count(kind)
+        attention = layer.attention
+        widths = (attention.qk_head_dim, attention.v_head_dim)
+        pairs = tokens.pairs(attention.window_tokens, book.is_causal)
+        index = 0
+        for group, own, group_pairs in zip(stage.ring, tokens.rank_tokens, pairs, strict=True):
+            for rank, count in zip(group.ranks, own, strict=True):
+                heads = rank.num_q_heads
+                flop[index] += times * (
+                    3 * dense_forward_flop(layer.matmul_parameters, count)
+                    + attention_forward_flop(*widths, heads, group_pairs)
+                    + attention_backward_flop(*widths, heads, group_pairs)
+                )
+                index += 1
+    return tuple(flop)
