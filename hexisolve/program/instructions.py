@@ -398,6 +398,9 @@ class Reduce:
 
     ``all_reduce``: everyone gets everything (counts sum to the size). ``reduce_scatter``: member i
     gets the sum of its `counts[i]` consecutive elements, the rest of its vector is void.
+    ``is_per_chunk`` (ZeRO-3): runs after every chunk; the result is *added* to the member's share
+    of the step's gradient and the vector is cleared. ``layer`` inside a template stands for the
+    layer being run.
     """
 
     unit: str
@@ -405,6 +408,7 @@ class Reduce:
     channel: str
     members: tuple[int, ...]
     counts: tuple[int, ...]
+    is_per_chunk: bool = False
     dtype: DtypeRole = "gradient"
 
 
