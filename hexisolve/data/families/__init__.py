@@ -7,7 +7,6 @@ what is particular to some.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,8 +34,7 @@ def read_config(source: str | Path | Mapping[str, Any], name: str = "") -> Model
     reader.finish()
     _note_what_is_left_out(reader, document)
     reader.log_notes()
-    # A copy: the model spec stays as it was read, whatever its source becomes.
-    return dataclasses.replace(model, config=copy.deepcopy(dict(document)))
+    return dataclasses.replace(model, config=document)
 
 
 def _note_what_is_left_out(reader: ConfigReader, document: Mapping[str, Any]) -> None:

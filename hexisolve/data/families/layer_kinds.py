@@ -120,6 +120,11 @@ def chunked_unless_nope(reader: ConfigReader, num_layers: int) -> tuple[Reach, .
 
 
 def _window(reader: ConfigReader, kind: AttentionKind) -> Reach:
+    if kind == "chunked":
+        reader.note(
+            WINDOW_KEY[kind],
+            "limits attention to chunks: priced as a window of that width, an upper estimate",
+        )
     return Reach(kind, reader.size(WINDOW_KEY[kind]))
 
 
@@ -127,9 +132,11 @@ def _from_layer_types(reader: ConfigReader, num_layers: int) -> tuple[Reach, ...
     names = reader.per_layer("layer_types", num_layers)
     if names is None:
         return None
+    # As text, because an entry may be anything a JSON list can hold.
+    names = [str(name) for name in names]
     unknown = [(layer, name) for layer, name in enumerate(names) if name not in KIND_OF_LAYER_TYPE]
-    for name in dict.fromkeys(str(name) for _, name in unknown):
-        layers = [layer for layer, other in unknown if str(other) == name]
+    for name in dict.fromkeys(name for _, name in unknown):
+        layers = [layer for layer, other in unknown if other == name]
         shown = ", ".join(str(layer) for layer in layers[:8]) + (", ..." if layers[8:] else "")
         reader.report(
             "layer_types",

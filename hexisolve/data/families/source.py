@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,8 @@ def open_config(
         When the source is not a JSON object or its nested language model is not one.
     """
     if isinstance(source, Mapping):
-        document, file = source, None
+        # A copy: the model spec stays as it was read, whatever becomes of the mapping.
+        document, file = copy.deepcopy(dict(source)), None
     else:
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
