@@ -11,7 +11,7 @@ from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import AttentionSpec
 from hexisolve.errors import UnsupportedPlanError
 from hexisolve.plan.pieces import Pieces, StagePieces, stage_pieces
-from hexisolve.plan.plan import Chunk, Pipeline, Plan, Slice, Stage, layer_policies
+from hexisolve.plan.plan import Chunk, Pipeline, Plan, Policy, Slice, Stage, layer_policies
 from hexisolve.plan.schedule import parse_operation
 from hexisolve.program.boundary import BoundaryWriter, RowMap, overlaps
 from hexisolve.program.instructions import (

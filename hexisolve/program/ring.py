@@ -65,8 +65,8 @@ def ring_steps(work: RingWork, *, backward: bool) -> tuple[tuple[GroupStep, ...]
         groups[block.chain[0]].queue.append(block)
     sends = [0] * len(groups)
     for block in work.blocks:
-        for sender in block.chain[:-1]:
-            sends[sender] += 1
+        for group_idx in block.chain[:-1]:
+            sends[group_idx] += 1
     num_paced = max((max(s, len(a)) for s, a in zip(sends, work.arriving, strict=True)), default=0)
     steps: list[list[GroupStep]] = [[] for _ in groups]
     step_idx = 0
