@@ -74,7 +74,10 @@ def ring_kv_forward_bytes(visiting: float, width: float, e: int) -> float:
 def ring_kv_backward_bytes(
     visiting: float, visiting_before: float, width: float, e: int, e_acc: int
 ) -> float:
-    """K, V again and dK, dV on their way: ``... e + (C + s)(1 - sigma_{n-1}) k_r (a_qk + a_v) e_acc``."""
+    """K, V again, and dK, dV on their way home.
+
+    ``(C + s) k_r (a_qk + a_v) ((1 - sigma_n) e + (1 - sigma_{n-1}) e_acc)``.
+    """
     return (visiting * e + visiting_before * e_acc) * width
 
 

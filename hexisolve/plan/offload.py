@@ -16,7 +16,7 @@ def host_path(cluster: Cluster, device_id: str) -> tuple[Edge, ...]:
     while frontier:
         reached = []
         for node in frontier:
-            for target in graph.successors(node):
+            for target in graph.adj[node]:
                 data = graph.nodes[target]
                 if target in paths or data.get("host") != box or data["kind"] == "device":
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from hexisolve.cost.collectives import shares_of
@@ -307,7 +308,7 @@ def _gathered_bytes(book: PriceBook, stage: Stage, stage_idx: int, num_stages: i
         return 0
     blocks = stage_blocks(book.instance, stage, stage_idx, num_stages)
     sizes = [block.parameters for block in blocks]
-    pair = max((a + b for a, b in zip(sizes, sizes[1:], strict=False)), default=sizes[0])
+    pair = max((a + b for a, b in pairwise(sizes)), default=sizes[0])
     gradient = 0
     if stage.zero3_gradients == "chunk":
         gradient = max(sizes) * book.instance.cost.gradient_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from hexisolve.cost.collectives import (
@@ -116,7 +117,7 @@ def _shared_blocks(book: PriceBook, layout: Layout) -> Iterator[tuple[list[Stage
     for _, _, stage in layout.stages():
         starts |= set(stage.layers)
     cuts = sorted(starts)
-    for first, stop in zip(cuts, cuts[1:], strict=False):
+    for first, stop in pairwise(cuts):
         holders = [s for _, _, s in layout.stages() if s.layers[0] <= first < s.layers[1]]
         if len(holders) > 1:
             yield holders, sum(layer.parameters for layer in model.layers[first:stop])

@@ -1,0 +1,79 @@
+"""A plan as a small tree a person can read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from hexisolve.plan.plan import POLICY_ORDER, HeadGroup, Pipeline, Plan, Policy, Rank, Stage
+
+_NUM_SHOWN = 6
+
+
+def render_plan(plan: Plan) -> str:
+    """The layout stage by stage, then chunks, order and recompute."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    num_ranks = len(plan.layout.ranks)
+    num_replicas = len(plan.layout.replicas)
+    yield f"plan: {num_ranks} ranks, {num_replicas} replica{'s' * (num_replicas != 1)}"
+    for replica_idx, replica in enumerate(plan.layout.replicas):
+        yield f"replica {replica_idx}: {len(replica.stages)} stages"
+        for stage_idx, stage in enumerate(replica.stages):
+            yield from _stage(stage_idx, stage)
+        if replica_idx < len(plan.batch.replicas):
+            for pipeline in plan.batch.replicas[replica_idx].pipelines:
+                yield from _pipeline(pipeline)
+
+
+def _stage(stage_idx: int, stage: Stage) -> Iterator[str]:
+    first, stop = stage.layers
+    travels = f", {stage.ring_kind.upper()} travels" if len(stage.ring) > 1 else ""
+    yield f"  stage {stage_idx}: layers {first}..{stop - 1} ({stop - first}), ZeRO-{stage.zero}{travels}"
+    total = max(sum(rank.tokens for rank in stage.ranks), 1)
+    for group_idx, group in enumerate(stage.ring):
+        yield f"    group {group_idx}: {_group(group, total)}"
+
+
+def _group(group: HeadGroup, total: int) -> str:
+    runs: list[tuple[str, int]] = []
+    for rank in group.ranks:
+        text = _rank(rank, total)
+        if runs and _same_size(runs[-1][0], text):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((text, 1))
+    shown = [f"{text} and {more - 1} more alike" if more > 1 else text for text, more in runs]
+    return "; ".join(shown[:_NUM_SHOWN]) + ("; ..." if len(shown) > _NUM_SHOWN else "")
+
+
+def _same_size(one: str, other: str) -> bool:
+    """Whether two ranks differ in nothing but their device."""
+    return one.partition(": ")[2] == other.partition(": ")[2]
+
+
+def _rank(rank: Rank, total: int) -> str:
+    heads = rank.num_q_heads
+    return f"{rank.device}: {100 * rank.tokens / total:.1f}% of tokens, {heads} heads"
+
+
+def _pipeline(pipeline: Pipeline) -> Iterator[str]:
+    sizes = Counter(chunk.num_tokens for chunk in pipeline.chunks)
+    listed = [f"{count} x {tokens:,} tokens" for tokens, count in list(sizes.items())[:_NUM_SHOWN]]
+    more = ", ..." if len(sizes) > _NUM_SHOWN else ""
+    yield f"  chunks: {len(pipeline.chunks)} ({', '.join(listed)}{more})"
+    for stage_idx, row in enumerate(pipeline.recompute):
+        yield f"  recompute of stage {stage_idx}: {_policies(row)}"
+
+
+def _policies(row: Sequence[Mapping[Policy, int]]) -> str:
+    kinds = Counter(
+        ", ".join(f"{policy} {counts[policy]}" for policy in POLICY_ORDER if counts.get(policy))
+        for counts in row
+    )
+    if len(kinds) == 1:
+        return f"{next(iter(kinds))} layers of every chunk"
+    parts = [f"{text} layers of {count} chunks" for text, count in kinds.items()]
+    return "; ".join(parts[:_NUM_SHOWN]) + ("; ..." if len(parts) > _NUM_SHOWN else "")
