@@ -138,8 +138,7 @@ class FlowNetwork:
         """Sum of latencies of each pair's route; infinite when there is none."""
         source_idx, target_idx = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
         self._fill(source_idx)
-        latency_s: FloatArray = self._latency_s[source_idx, target_idx]
-        return latency_s
+        return self._latency_s[source_idx, target_idx]
 
     def _select(
         self, sources: npt.ArrayLike, targets: npt.ArrayLike, num_bytes: npt.ArrayLike
@@ -160,7 +159,8 @@ class FlowNetwork:
 
     def _bincount(self, routes: npt.NDArray[np.int32], weights: FloatArray) -> FloatArray:
         spread = np.repeat(weights, routes.shape[1])
-        return np.bincount(routes.ravel(), spread, minlength=self._padding + 1)
+        total = np.bincount(routes.ravel(), spread, minlength=self._padding + 1)
+        return total.astype(np.float64, copy=False)
 
     def _fill(self, sources: IntArray) -> None:
         if self._is_filled[sources].all():
@@ -197,14 +197,14 @@ class FlowNetwork:
 
 @lru_cache(maxsize=16)
 def flow_network(cluster: Cluster) -> FlowNetwork:
-    """The compiled routes of a cluster, made once per cluster."""
+    """Compile the routes of a cluster, once per cluster."""
     return FlowNetwork(cluster)
 
 
 def exchange_time_s(cluster: Cluster, flows: Iterable[Flow], link_efficiency: float) -> float:
-    """Seconds of simultaneous flows:
-    ``max over edges (bytes / (bytes per s x efficiency)) + max over flows (latencies)``.
+    """Price simultaneous flows, in seconds.
 
+    ``max over edges (bytes / (bytes per s x efficiency)) + max over flows (sum of latencies)``.
     Flows of no bytes, or from a device to itself, are free.
 
     Raises
@@ -236,8 +236,7 @@ def edge_seconds(
 def _arrays(
     cluster: Cluster, flows: Iterable[Flow]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
-    index = cluster.device_index
-    known = list(flows)
+    index, known = cluster.device_index, list(flows)
     for flow in known:
         if flow.source not in index or flow.target not in index:
             cluster.device(flow.source), cluster.device(flow.target)

@@ -32,7 +32,7 @@ TYPE_KEYS = (
 _REQUIRED = ("dense_peak", "memory", "memory_bandwidth")
 # Words of a driver's string that say nothing about which card it is.
 _NOISE = frozenset(
-    "nvidia amd intel(r) intel tesla geforce instinct graphics gpu accelerator device".split()
+    ("nvidia", "amd", "intel(r)", "intel", "tesla", "geforce", "instinct", "graphics", "gpu")
 )
 _MAX_FLOP_PER_S = 1e20
 _MAX_BYTES = 2**50
@@ -84,7 +84,7 @@ class DeviceType:
 def read_device_type(
     name: str, value: object, where: str, fields: Fields, base: DeviceType | None = None
 ) -> DeviceType:
-    """A device type from its mapping; keys it lacks come from `base` when there is one.
+    """Return a device type from its mapping; keys it lacks come from `base` when there is one.
 
     A figure is text (``dense_peak: 989.4 TFLOP/s``) or ``{value, source}``. Problems go to
     `fields`.
@@ -145,7 +145,7 @@ def _build(
 
 
 def read_figures(document: Mapping[str, Any], where: str, fields: Fields) -> dict[str, Any]:
-    """The fields of a `Device` that `document` gives (a device type, or an override of one)."""
+    """Read the fields of a `Device` from a device type, or from an override of one."""
     found: dict[str, Any] = {}
 
     def at(key: str) -> str:
@@ -208,7 +208,7 @@ def load_catalogue() -> Mapping[str, DeviceType]:
 
 
 def match_accelerator(text: str) -> DeviceType:
-    """The catalogue entry that a name or a driver's string means.
+    """Return the catalogue entry that a name or a driver's string means.
 
     Vendor words, case and separators do not count; every other word does, so an H20 is never an
     H200 and an unknown variant of a known card is not taken for it.

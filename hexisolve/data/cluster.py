@@ -99,7 +99,7 @@ class Cluster:
     """
 
     name: str
-    graph: networkx.DiGraph[str]
+    graph: networkx.DiGraph
     devices: tuple[Device, ...]
     document: Mapping[str, Any] = field(repr=False)
 
@@ -124,7 +124,7 @@ class Cluster:
         return cluster_from_dict(document, file)
 
     def to_dict(self) -> dict[str, Any]:
-        """The document: `from_dict` gives an equal cluster, without the catalogue."""
+        """Return the document: `from_dict` gives an equal cluster, without the catalogue."""
         return copy.deepcopy(dict(self.document))
 
     def write(self, path: str | Path) -> None:
@@ -154,7 +154,7 @@ class Cluster:
         return {device.id: index for index, device in enumerate(self.devices)}
 
     def device(self, device_id: str) -> Device:
-        """The device of that id; raises InstanceError naming the nearest ids."""
+        """Return the device of that id; raises InstanceError naming the nearest ids."""
         index = self.device_index.get(device_id)
         if index is None:
             raise InstanceError.single(
@@ -203,7 +203,7 @@ class Cluster:
         return self.router.route(source, target, last_edge)
 
     def route(self, source: str, target: str) -> Route:
-        """The way from one device to another: fewest hops, then widest, then by name.
+        """Return the way from one device to another: fewest hops, then widest, then by name.
 
         A route passes switches, NICs and hosts, never another device and never a box that is
         neither the source's nor the target's. From a device to itself it is empty.
@@ -247,7 +247,7 @@ class Cluster:
         return host_classes(self)
 
     def with_speed(self, device_type: str, factor: float) -> Cluster:
-        """The same cluster with one type's dense and attention rates times `factor`.
+        """Return the same cluster with one type's dense and attention rates times `factor`.
 
         Raises
         ------

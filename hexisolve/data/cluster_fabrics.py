@@ -52,7 +52,7 @@ class Fabric:
 
 
 def read_fabrics(value: object, fields: Fields) -> dict[str, Fabric]:
-    """The section ``fabrics``."""
+    """Read the section ``fabrics``."""
     return {
         name: _read_fabric(name, entry, fields)
         for name, entry in fields.mapping(value, "fabrics").items()
@@ -99,7 +99,7 @@ def _read_level(value: object, where: str, latency_s: float, fields: Fields) -> 
 
 
 def add_core_switches(value: object, fabrics: Mapping[str, Fabric], build: GraphBuilder) -> None:
-    """The section ``core_switches``: each joins fabrics at a bandwidth of its own."""
+    """Add the section ``core_switches``: each joins fabrics at a bandwidth of its own."""
     fields = build.fields
     for name, entry in fields.mapping(value, "core_switches").items():
         where = f"core_switches.{name}"
@@ -107,7 +107,9 @@ def add_core_switches(value: object, fabrics: Mapping[str, Fabric], build: Graph
         bytes_per_s = read_bandwidth(document.get("bandwidth"), f"{where}.bandwidth", fields)
         latency = document.get("latency", DEFAULT_HOP_LATENCY)
         latency_s = read_latency(latency, f"{where}.latency", fields)
-        joined = [str(fabric) for fabric in fields.items(document.get("fabrics"), f"{where}.fabrics")]
+        joined = [
+            str(fabric) for fabric in fields.items(document.get("fabrics"), f"{where}.fabrics")
+        ]
         if len(set(joined)) < 2:
             fields.problem(f"{where}.fabrics", joined, "must name two fabrics or more")
         build.add_node(name, "switch", where)
@@ -117,4 +119,3 @@ def add_core_switches(value: object, fabrics: Mapping[str, Fabric], build: Graph
                                nearest(fabric, fabrics))  # fmt: skip
             elif fabric in build.nodes:
                 build.join(fabric, name, bytes_per_s, latency_s / 2)
-

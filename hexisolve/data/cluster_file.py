@@ -20,8 +20,8 @@ from hexisolve.data.catalogue import (
     read_device_type,
     read_figures,
 )
-from hexisolve.data.cluster import Cluster
-from hexisolve.data.cluster_fabrics import Fabric, add_core_switches, read_fabrics
+from hexisolve.data.cluster import Cluster, Device
+from hexisolve.data.cluster_fabrics import add_core_switches, read_fabrics
 from hexisolve.data.cluster_graph import MAX_DEVICES, GraphBuilder
 from hexisolve.data.cluster_hosts import OVERRIDE_KEYS, HostGroup, add_host, read_host_group
 from hexisolve.data.cluster_nodes import add_edges, add_nodes, gives_all_figures
@@ -83,8 +83,7 @@ def cluster_from_dict(document: Mapping[str, Any], file: str | None = None) -> C
     if not devices and not fields.problems:
         fields.problem("hosts", None, "the cluster has no devices", "give at least one host")
     fields.finish()
-    for device in devices:
-        _warn_of_peak(device.type, device.dense_peak_flop_per_s, types, file)
+    _warn(fields, devices)
     return Cluster(name, build.graph(), devices, _normalised(document, name, types))
 
 
@@ -199,23 +198,24 @@ def _read_overrides(value: object, groups: list[HostGroup], fields: Fields) -> N
         group.overrides.setdefault((host, slot), {}).update(figures)
 
 
-def _warn_of_peak(
-    name: str, dense_peak_flop_per_s: float, types: Mapping[str, DeviceType], file: str | None
-) -> None:
-    """Warn once per figure when a known accelerator's peak is far from its dense one."""
-    known = load_catalogue().get(name)
-    if known is None and name in types:
-        known = _known_alike(name)
-    if known is None:
-        return
-    ratio = dense_peak_flop_per_s / known.dense_peak_flop_per_s
-    if abs(ratio - 1) > _PEAK_TOLERANCE:
-        logger.warning(
-            "%s%s: peak %s is %.2f times the dense peak of %s (%s); datasheets often print the"
-            " figure with sparsity, which training does not reach",
-            f"{file}: " if file else "", name, format_flop_per_s(dense_peak_flop_per_s), ratio,
-            known.name, format_flop_per_s(known.dense_peak_flop_per_s),
-        )  # fmt: skip
+def _warn(fields: Fields, devices: Iterable[Device]) -> None:
+    """Log what is legal but looks wrong: unusual links, peaks far from the known dense ones."""
+    where = f"{fields.file}: " if fields.file else ""
+    if fields.doubts:
+        more = f" (and {len(fields.doubts) - 1} more like it)" if fields.doubts[1:] else ""
+        logger.warning("%s%s%s", where, fields.doubts[0], more)
+    known = {device.type: _known_alike(device.type) for device in devices}
+    pairs = dict.fromkeys((device.type, device.dense_peak_flop_per_s) for device in devices)
+    for name, peak in pairs:
+        entry = known[name]
+        ratio = peak / entry.dense_peak_flop_per_s if entry else 1.0
+        if entry is not None and abs(ratio - 1) > _PEAK_TOLERANCE:
+            logger.warning(
+                "%s%s: peak %s is %.2f times the dense peak of %s (%s); datasheets often print"
+                " the figure with sparsity, which training does not reach",
+                where, name, format_flop_per_s(peak), ratio, entry.name,
+                format_flop_per_s(entry.dense_peak_flop_per_s),
+            )  # fmt: skip
 
 
 def _known_alike(name: str) -> DeviceType | None:
@@ -228,7 +228,7 @@ def _known_alike(name: str) -> DeviceType | None:
 def _normalised(
     document: Mapping[str, Any], name: str, types: Mapping[str, DeviceType]
 ) -> dict[str, Any]:
-    """The document with its device types spelled out, in a fixed order of sections."""
+    """Return the document with its device types spelled out, in a fixed order of sections."""
     result: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": name}
     for key in CLUSTER_KEYS[2:]:
         if key == "device_types":
@@ -241,9 +241,11 @@ def _normalised(
 
 
 def _from_node_link(document: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
-    """The explicit form of networkx node-link data (with ``links`` or ``edges``)."""
+    """Return the explicit form of networkx node-link data (with ``links`` or ``edges``)."""
     if document.get("multigraph"):
-        fields.problem("multigraph", True, "parallel edges are not kept", "add up their bytes_per_s")
+        fields.problem(
+            "multigraph", True, "parallel edges are not kept", "add up their bytes_per_s"
+        )
     both = [key for key in ("links", "edges") if key in document]
     if len(both) == 2:
         fields.problem("links", None, "is given beside `edges`", "keep one of them")
@@ -258,7 +260,7 @@ def _from_node_link(document: Mapping[str, Any], fields: Fields) -> dict[str, An
 
 
 def node_link(cluster: Cluster) -> dict[str, Any]:
-    """The graph as networkx node-link data with ``links``; `cluster_from_dict` reads it back."""
+    """Return networkx node-link data with ``links``; `cluster_from_dict` reads it back."""
     nodes = [
         {"id": node} | {key: value for key, value in data.items() if value is not None}
         for node, data in cluster.graph.nodes.items()
@@ -271,7 +273,7 @@ def node_link(cluster: Cluster) -> dict[str, Any]:
 
 
 def scale_type(cluster: Cluster, device_type: str, factor: float) -> Cluster:
-    """The cluster with the peak of one device type times `factor` (see `Cluster.with_speed`)."""
+    """Scale the peak of one device type (see `Cluster.with_speed`)."""
     known = {device.type for device in cluster.devices}
     if device_type not in known:
         raise InstanceError.single(

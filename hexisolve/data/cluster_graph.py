@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from hexisolve.units import format_bytes_per_s, parse_bytes_per_s, parse_seconds
 if TYPE_CHECKING:
     import networkx
 
-logger = logging.getLogger(__name__)
-
 MAX_DEVICES = 65_536
 _MAX_LINK_BYTES_PER_S = 1e15
 _USUAL_LINK_BYTES_PER_S = (1e8, 2e13)
@@ -22,18 +19,17 @@ _MAX_LATENCY_S = 10.0
 
 
 def read_bandwidth(value: object, where: str, fields: Fields) -> float:
-    """Bytes/s of a link in one direction; warns when it lies outside 0.1 - 20,000 GB/s."""
+    """Bytes/s of a link in one direction; doubts it outside 0.1 - 20,000 GB/s."""
     bytes_per_s = fields.quantity(
         value, where, parse_bytes_per_s, high=_MAX_LINK_BYTES_PER_S,
         shown_range="must be above 0 and at most 10^6 GB/s",
     )  # fmt: skip
-    before = len(fields.problems)
     low, high = _USUAL_LINK_BYTES_PER_S
-    if len(fields.problems) == before and not low <= bytes_per_s <= high and bytes_per_s != 1.0:
-        logger.warning(
-            "%s%s: %s per direction is an unusual link (0.1 to 20,000 GB/s are usual)",
-            f"{fields.file}: " if fields.file else "", where, format_bytes_per_s(bytes_per_s),
-        )  # fmt: skip
+    if not low <= bytes_per_s <= high:
+        shown = format_bytes_per_s(bytes_per_s)
+        fields.doubts.append(
+            f"{where}: {shown} per direction is an unusual link (0.1 to 20,000 GB/s are usual)"
+        )
     return bytes_per_s
 
 
@@ -80,24 +76,23 @@ class GraphBuilder:
         self.add_edge(b, a, bytes_per_s, latency_s)
 
     def devices(self) -> tuple[Device, ...]:
-        """The devices, in the order they were added."""
+        """Return the devices, in the order they were added."""
         return tuple(
             Device(id=node, **{key: value for key, value in data.items() if key != "kind"})
             for node, data in self.nodes.items()
             if data["kind"] == "device"
         )
 
-    def graph(self) -> networkx.DiGraph[str]:
-        """The frozen networkx graph."""
+    def graph(self) -> networkx.DiGraph:
+        """Return the frozen networkx graph."""
         import networkx
 
-        graph: networkx.DiGraph[str] = networkx.DiGraph()
+        graph: networkx.DiGraph = networkx.DiGraph()
         graph.add_nodes_from(self.nodes.items())
         graph.add_edges_from((a, b, data) for (a, b), data in self.edges.items())
-        frozen: networkx.DiGraph[str] = networkx.freeze(graph)
-        return frozen
+        return networkx.freeze(graph)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def device_from(figures: Mapping[str, Any], node: str, device_type: str, host: str) -> Device:
-    """A device from the figures of its type and overrides."""
+    """Return a device from the figures of its type and overrides."""
     return Device(id=node, type=device_type, host=host, **figures)

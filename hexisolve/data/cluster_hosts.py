@@ -251,7 +251,7 @@ def add_host(
     half_s = inside.latency_s / 2
     switch_ids = [f"{host}.switch{number}" for number in range(len(inside.switches))]
     port = f"{host}.host"
-    slot2attach = {slot: port for slot in range(len(group.types))}
+    slot2attach = dict.fromkeys(range(len(group.types)), port)
     for switch_id, slots in zip(switch_ids, inside.switches, strict=True):
         build.add_node(switch_id, "switch", where, host=host)
         slot2attach |= dict.fromkeys(slots, switch_id)
@@ -309,7 +309,7 @@ def _add_nics(
 
 
 def override_of(group: HostGroup, index: int, slot: int | None) -> dict[str, Any]:
-    """Overrides that reach one device (or one host): the more special replaces the more general."""
+    """Merge the overrides of one device (or host): the special replace the general."""
     merged: dict[str, Any] = {}
     for key in dict.fromkeys([(None, None), (index, None), (None, slot), (index, slot)]):
         merged |= group.overrides.get(key, {})
@@ -317,7 +317,7 @@ def override_of(group: HostGroup, index: int, slot: int | None) -> dict[str, Any
 
 
 def type_figures(device_type: DeviceType) -> dict[str, Any]:
-    """The fields of a `Device` that its type determines."""
+    """Return the fields of a `Device` that its type determines."""
     return {
         "memory_bytes": device_type.memory_bytes,
         "dense_peak_flop_per_s": device_type.dense_peak_flop_per_s,

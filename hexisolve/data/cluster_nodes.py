@@ -64,9 +64,7 @@ def gives_all_figures(document: Mapping[str, Any]) -> bool:
     return all(key in document or si_keys.get(key) in document for key in _FIGURE_KEYS)
 
 
-def _with_units(
-    document: Mapping[str, Any], where: str, build: GraphBuilder
-) -> dict[str, Any]:
+def _with_units(document: Mapping[str, Any], where: str, build: GraphBuilder) -> dict[str, Any]:
     """Figures as text with units, whichever way the document gives them."""
     figures = {key: document[key] for key in _FIGURE_KEYS if key in document}
     for key, (plain, unit) in _SI_KEYS.items():
@@ -112,7 +110,7 @@ def _one_of(
     document: Mapping[str, Any], text_key: str, si_key: str, unit: str, where: str,
     build: GraphBuilder,
 ) -> object:  # fmt: skip
-    """The quantity as text, from the key with a unit beside it or the one with it inside."""
+    """Read the quantity as text, from the key with a unit beside it or the one with it inside."""
     if si_key not in document:
         return document.get(text_key)
     if text_key in document:

@@ -34,7 +34,7 @@ class Router:
         Number of each node; numbers follow the natural order of names.
     """
 
-    def __init__(self, graph: networkx.DiGraph[str]) -> None:
+    def __init__(self, graph: networkx.DiGraph) -> None:
         names = sorted(graph, key=natural_key)
         self.node_index = {name: index for index, name in enumerate(names)}
         self.edges: tuple[Edge, ...] = tuple(graph.edges)
@@ -52,7 +52,7 @@ class Router:
             links.sort(key=lambda link: link[1])
 
     def search(self, source: int) -> list[int]:
-        """The last edge of the route from node `source` to each node; -1 where there is none."""
+        """Return the last edge of the route from `source` to each node, -1 where there is none."""
         num_nodes = len(self._boxes)
         own_box = self._boxes[source]
         last_edge, hops_to = [-1] * num_nodes, [0] * num_nodes
@@ -91,7 +91,7 @@ class Router:
         return edge >= 0 and self._boxes[self.edge_sources[edge]] == self._boxes[node] != _NO_BOX
 
     def route(self, source: str, target: str, last_edge: list[int]) -> Route | None:
-        """The route in a result of `search` from `source`, or None when there is none."""
+        """Return the route in a result of `search` from `source`, or None when there is none."""
         start, node = self.node_index[source], self.node_index[target]
         found: list[int] = []
         while node != start:

@@ -21,7 +21,7 @@ _Part = TypeVar("_Part")
 
 
 def resolve_cluster(name_or_path: str | Path, base: Path | None = None) -> Cluster:
-    """The cluster of a bundled name or a file (relative to `base` when given).
+    """Return the cluster of a bundled name or a file (relative to `base` when given).
 
     Raises
     ------
@@ -32,7 +32,7 @@ def resolve_cluster(name_or_path: str | Path, base: Path | None = None) -> Clust
 
 
 def resolve_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
-    """The model spec of a bundled name or a ``config.json`` (relative to `base` when given).
+    """Return the model spec of a bundled name or a ``config.json`` (relative to `base` when given).
 
     Raises
     ------
@@ -91,7 +91,9 @@ def instance_from_dict(
             for p in check_dtype(cluster, workload.dtype)
         ]
     fields.finish()
-    assert cluster is not None and model is not None and workload is not None
+    assert cluster is not None
+    assert model is not None
+    assert workload is not None
     return Instance(cluster, model, workload, cost or CostConstants())
 
 

@@ -14,7 +14,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def models_folder() -> Path:
-    """The library folder: inside the package in a wheel, beside it in a source tree."""
+    """Return the library folder: inside the package in a wheel, beside it in a source tree."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "models", package.parent / "models"):
         if folder.is_dir():
@@ -31,7 +31,7 @@ def bundled_names(kind: Kind) -> tuple[str, ...]:
 
 
 def bundled_path(kind: Kind, name: str) -> Path | None:
-    """The file of one bundled thing, or None."""
+    """Return the file of one bundled thing, or None."""
     for suffix in _SUFFIXES:
         path = models_folder() / kind / f"{name}{suffix}"
         if path.is_file() and path.stem == name:
@@ -40,7 +40,7 @@ def bundled_path(kind: Kind, name: str) -> Path | None:
 
 
 def resolve_path(kind: Kind, name_or_path: str | Path, base: Path | None = None) -> Path:
-    """The file meant by a bundled name or by a path (relative to `base`, else to the cwd).
+    """Return the file meant by a bundled name or by a path (relative to `base`, else to the cwd).
 
     A bare name means the library; text with a folder or a known suffix means a file.
 

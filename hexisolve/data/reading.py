@@ -39,7 +39,7 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, loaded safely.
+    """Read the mapping in a YAML or JSON file, loaded safely.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def _check_size(document: Any, file: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
-    """A remedy that names the known words closest to `word`, or all when few."""
+    """Word a remedy that names the known words closest to `word`, or all when few."""
     candidates = list(known)
     lowered = {name.lower(): name for name in candidates}
     close = difflib.get_close_matches(word.lower(), lowered, n=count, cutoff=0.4)
@@ -167,6 +167,7 @@ class Fields:
     def __init__(self, file: str | None = None) -> None:
         self.file = file
         self.problems: list[Problem] = []
+        self.doubts: list[str] = []
 
     def problem(self, field: str, value: object, message: str, remedy: str = "") -> None:
         """Note one problem."""
@@ -209,7 +210,7 @@ class Fields:
         strict: bool = True,
         shown_range: str = "",
     ) -> float:
-        """A number with a unit, as `parse` from `hexisolve.units` reads it, above `low`.
+        """Read a number with a unit, as `parse` from `hexisolve.units` reads it, above `low`.
 
         `strict` excludes `low` itself; `high` is allowed.
         """
@@ -227,7 +228,7 @@ class Fields:
     def number(
         self, value: object, field: str, *, low: float, high: float, low_allowed: bool = False
     ) -> float:
-        """A plain number in (low, high], or [low, high] when `low_allowed`."""
+        """Read a plain number in (low, high], or [low, high] when `low_allowed`."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not (low < value <= high or (low_allowed and value == low)):  # type: ignore[operator]
             bounds = f"{'at least' if low_allowed else 'above'} {low:g} and at most {high:g}"
@@ -236,7 +237,7 @@ class Fields:
         return float(value)  # type: ignore[arg-type]
 
     def count(self, value: object, field: str, *, low: int = 1, high: int = 1_000_000) -> int:
-        """A whole number in [low, high]."""
+        """Read a whole number in [low, high]."""
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.problem(field, value, f"must be a whole number from {low} to {high}")
             return low
@@ -257,7 +258,7 @@ class Fields:
         return next(iter(known))
 
     def flag(self, value: object, field: str) -> bool:
-        """True or false."""
+        """Read true or false."""
         if not isinstance(value, bool):
             self.problem(field, value, "must be true or false")
         return value is True

@@ -8,7 +8,7 @@ except as the first guess of which node answers to which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import networkx
 
 Classes = tuple[tuple[str, ...], ...]
+Places = Mapping[str, str]
 # Attributes that name a place instead of describing what stands there.
 _PLACES = ("host", "fabric")
 
@@ -29,11 +30,11 @@ class Symmetry:
     Parameters
     ----------
     device_classes
-        Device ids; devices of one class sit in one host.
+        Device ids, each with the NICs that serve it alone; one host to a class.
     host_classes
         Host ids, each host with everything in it.
     switch_classes
-        Ids of switches outside the hosts, each with the hosts that no sister switch shares.
+        Ids of switches, each with the devices or hosts that hang on it alone.
     """
 
     device_classes: Classes
@@ -47,36 +48,59 @@ def find_symmetry(cluster: Cluster) -> Symmetry:
 
 
 def device_classes(cluster: Cluster) -> Classes:
-    """Classes of devices that can be exchanged one for one."""
-    sets = {device.id: [device.id] for device in cluster.devices}
-    return _classes(cluster.graph, sets)
+    """Classes of devices that can be exchanged, each with the NICs that serve it alone."""
+    places = {device.id: device.host for device in cluster.devices}
+    return _classes(cluster.graph, _device_sets(cluster), places)
 
 
 def host_classes(cluster: Cluster) -> Classes:
     """Classes of hosts that can be exchanged with all they contain."""
-    return _classes(cluster.graph, _host_sets(cluster))
+    return _classes(cluster.graph, _host_sets(cluster), {})
 
 
 def switch_classes(cluster: Cluster) -> Classes:
-    """Classes of network switches that can be exchanged with the hosts under them."""
-    graph, hosts = cluster.graph, _host_sets(cluster)
+    """Classes of switches that can be exchanged with what hangs on them alone.
+
+    Inside a host these are devices (and one host makes a class), in a network hosts; what hangs
+    on two switches stays out.
+    """
+    graph = cluster.graph
+    hosts, devices = _host_sets(cluster), _device_sets(cluster)
     node2host = {node: host for host, nodes in hosts.items() for node in nodes}
-    under: dict[str, set[str]] = {}
-    for node in graph:
-        if graph.nodes[node]["kind"] == "switch" and node not in node2host:
-            neighbours = set(graph.successors(node)) | set(graph.predecessors(node))
-            under[node] = {node2host[other] for other in neighbours if other in node2host}
     sets: dict[str, list[str]] = {}
-    for switch, members in under.items():
-        # Only switches that part the hosts: others contain no whole group to exchange.
-        is_shared = any(
-            members & others and not members <= others
-            for other, others in under.items()
-            if other != switch
-        )
-        inside = members if members and not is_shared and len(members) < len(hosts) else set()
-        sets[switch] = [switch, *(node for host in hosts if host in inside for node in hosts[host])]
-    return _classes(graph, sets)
+    for switch in (node for node in graph if graph.nodes[node]["kind"] == "switch"):
+        neighbours = _neighbours(graph, switch)
+        if switch in node2host:
+            members = {node: devices[node] for node in neighbours if node in devices}
+        else:
+            names = {node2host[node]: None for node in neighbours if node in node2host}
+            members = {host: hosts[host] for host in names if len(names) < len(hosts)}
+        sets[switch] = [switch, *(node for nodes in members.values() for node in nodes)]
+    sizes = {switch: len(nodes) for switch, nodes in sets.items()}
+    owner: dict[str, str] = {}
+    for switch in sorted(sets, key=lambda name: sizes[name]):  # the smallest group owns a node
+        for node in sets[switch]:
+            owner.setdefault(node, switch)
+    own = {switch: [n for n in nodes if owner[n] == switch] for switch, nodes in sets.items()}
+    places = {switch: node2host.get(switch, "") for switch in sets}
+    return _classes(graph, own, places)
+
+
+def _device_sets(cluster: Cluster) -> dict[str, list[str]]:
+    """Each device with the NICs of its host that no other device and no switch uses."""
+    graph = cluster.graph
+    sets: dict[str, list[str]] = {}
+    for device in cluster.devices:
+        sets[device.id] = [device.id]
+        for node in sorted(_neighbours(graph, device.id)):
+            inner = [end for end in _neighbours(graph, node) if "host" in graph.nodes[end]]
+            if graph.nodes[node]["kind"] == "nic" and inner == [device.id]:
+                sets[device.id].append(node)
+    return sets
+
+
+def _neighbours(graph: networkx.DiGraph, node: str) -> list[str]:
+    return list(dict.fromkeys([*graph.succ[node], *graph.pred[node]]))
 
 
 def _host_sets(cluster: Cluster) -> dict[str, list[str]]:
@@ -87,14 +111,16 @@ def _host_sets(cluster: Cluster) -> dict[str, list[str]]:
     return sets
 
 
-def _classes(graph: networkx.DiGraph[str], sets: dict[str, list[str]]) -> Classes:
-    """Partition names by exchangeability of their node sets."""
+def _classes(graph: networkx.DiGraph, sets: dict[str, list[str]], places: Places) -> Classes:
+    """Partition names by exchangeability of their node sets; other places are never compared."""
+    compare = _Comparison(graph)
     buckets: dict[Any, list[list[str]]] = {}
     order: list[list[str]] = []
     for name, nodes in sets.items():
-        bucket = buckets.setdefault(_fingerprint(graph, nodes), [])
+        key = (places.get(name), len(nodes), compare.figures(nodes[0]))
+        bucket = buckets.setdefault(key, [])
         for members in bucket:
-            if _are_interchangeable(graph, sets[members[0]], nodes):
+            if compare.are_interchangeable(sets[members[0]], nodes):
                 members.append(name)
                 break
         else:
@@ -103,95 +129,87 @@ def _classes(graph: networkx.DiGraph[str], sets: dict[str, list[str]]) -> Classe
     return tuple(tuple(members) for members in order)
 
 
-def _fingerprint(graph: networkx.DiGraph[str], nodes: Sequence[str]) -> Any:
-    """Something equal for interchangeable sets: figures and links of their nodes, unordered."""
-    inside = set(nodes)
-    return _unordered(
-        (
-            _figures(graph, node),
-            _unordered(_link(data) for _, target, data in graph.out_edges(node, data=True)
-                       if target in inside),
-            _unordered(_link(data) for _, _, data in graph.out_edges(node, data=True)),
-            _unordered(_link(data) for _, _, data in graph.in_edges(node, data=True)),
-        )
-        for node in nodes
-    )  # fmt: skip
+class _Comparison:
+    """Compares node sets of one graph; keeps what it computed per node."""
+
+    def __init__(self, graph: networkx.DiGraph) -> None:
+        self.graph = graph
+        self._figures: dict[str, tuple[Any, ...]] = {}
+
+    def figures(self, node: str) -> tuple[Any, ...]:
+        """Return what a node is, without its name and place."""
+        found = self._figures.get(node)
+        if found is None:
+            data = self.graph.nodes[node]
+            found = tuple(sorted((key, data[key]) for key in data if key not in _PLACES))
+            self._figures[node] = found
+        return found
+
+    def are_interchangeable(self, first: Sequence[str], second: Sequence[str]) -> bool:
+        """Whether some one-to-one exchange of two disjoint node sets is an automorphism."""
+        if len(first) != len(second) or set(first) & set(second):
+            return False
+        if self._is_exchange(dict(zip(first, second, strict=True))):
+            return True
+        if len(first) == 1:
+            return False
+        pictures = self._picture(first, second), self._picture(second, first)
+        if _colours(pictures[0]) != _colours(pictures[1]):
+            return False
+        return any(self._is_exchange(mapping) for mapping in _isomorphisms(*pictures))
+
+    def _is_exchange(self, mapping: Mapping[str, str]) -> bool:
+        """Whether exchanging each key with its value keeps every node and link."""
+        swap = {**mapping, **{value: key for key, value in mapping.items()}}
+        for node, image in swap.items():
+            if self.figures(node) != self.figures(image):
+                return False
+            for links in (self.graph.succ, self.graph.pred):
+                neighbours, of_image = links[node], links[image]
+                if len(neighbours) != len(of_image):
+                    return False
+                for other, data in neighbours.items():
+                    if of_image.get(swap.get(other, other)) != data:
+                        return False
+        return True
+
+    def _picture(self, own: Sequence[str], other: Sequence[str]) -> networkx.DiGraph:
+        """Return the nodes with their inner links; links outwards are part of a node's colour."""
+        picture = self.graph.__class__()
+        inside, opposite = set(own), set(other)
+        for node in own:
+            outward = _unordered(
+                (direction, "" if end in opposite else end, _link(data))
+                for direction, links in (("out", self.graph.succ), ("in", self.graph.pred))
+                for end, data in links[node].items()
+                if end not in inside
+            )
+            picture.add_node(node, colour=(self.figures(node), outward))
+        for source in own:
+            for target, data in self.graph.succ[source].items():
+                if target in inside:
+                    picture.add_edge(source, target, colour=_link(data))
+        return picture
+
+
+def _isomorphisms(first: networkx.DiGraph, second: networkx.DiGraph) -> Iterator[Mapping[str, str]]:
+    """Yield the one-to-one mappings that keep colours of nodes and links."""
+    from networkx.algorithms.isomorphism import DiGraphMatcher
+
+    def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        return bool(one["colour"] == other["colour"])
+
+    matcher: Any = DiGraphMatcher
+    yield from matcher(first, second, node_match=same, edge_match=same).isomorphisms_iter()
+
+
+def _colours(picture: networkx.DiGraph) -> tuple[Any, ...]:
+    return _unordered(data["colour"] for _, data in picture.nodes(data=True))
 
 
 def _unordered(entries: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(sorted(entries, key=repr))
 
 
-def _figures(graph: networkx.DiGraph[str], node: str) -> tuple[Any, ...]:
-    data = graph.nodes[node]
-    return tuple(sorted((key, value) for key, value in data.items() if key not in _PLACES))
-
-
-def _link(data: dict[str, float]) -> tuple[float, float]:
+def _link(data: Mapping[str, float]) -> tuple[float, float]:
     return data["bytes_per_s"], data["latency_s"]
-
-
-def _are_interchangeable(
-    graph: networkx.DiGraph[str], first: Sequence[str], second: Sequence[str]
-) -> bool:
-    """Whether some one-to-one exchange of two disjoint node sets is an automorphism."""
-    if len(first) != len(second) or set(first) & set(second):
-        return False
-    guess = dict(zip(first, second, strict=True))
-    if _is_exchange(graph, guess):
-        return True
-    if len(first) == 1:
-        return False
-    return any(_is_exchange(graph, mapping) for mapping in _isomorphisms(graph, first, second))
-
-
-def _is_exchange(graph: networkx.DiGraph[str], mapping: dict[str, str]) -> bool:
-    """Whether exchanging each key with its value, all else fixed, keeps every node and link."""
-    swap = mapping | {value: key for key, value in mapping.items()}
-    for node, image in swap.items():
-        if _figures(graph, node) != _figures(graph, image):
-            return False
-        for neighbours, of_image in (
-            (graph.succ[node], graph.succ[image]),
-            (graph.pred[node], graph.pred[image]),
-        ):
-            if len(neighbours) != len(of_image):
-                return False
-            for other, data in neighbours.items():
-                link = of_image.get(swap.get(other, other))
-                if link is None or _link(link) != _link(data):
-                    return False
-    return True
-
-
-def _isomorphisms(
-    graph: networkx.DiGraph[str], first: Sequence[str], second: Sequence[str]
-) -> Iterable[dict[str, str]]:
-    """One-to-one mappings that keep figures, inner links and links to each outside node."""
-    from networkx.algorithms.isomorphism import DiGraphMatcher
-
-    pictures = [_picture(graph, own, other) for own, other in ((first, second), (second, first))]
-    same: Callable[[Any, Any], bool] = lambda a, b: a["colour"] == b["colour"]  # noqa: E731
-    matcher = DiGraphMatcher(*pictures, node_match=same, edge_match=same)
-    yield from matcher.isomorphisms_iter()
-
-
-def _picture(
-    graph: networkx.DiGraph[str], own: Sequence[str], other: Sequence[str]
-) -> networkx.DiGraph[str]:
-    """The nodes with their inner links; links outwards are part of a node's colour."""
-    picture: networkx.DiGraph[str] = graph.__class__()
-    inside, opposite = set(own), set(other)
-    for node in own:
-        outward = _unordered(
-            (direction, "" if end in opposite else end, _link(data))
-            for direction, neighbours in (("out", graph.succ[node]), ("in", graph.pred[node]))
-            for end, data in neighbours.items()
-            if end not in inside
-        )
-        picture.add_node(node, colour=(_figures(graph, node), outward))
-    for source in own:
-        for target, data in graph.succ[source].items():
-            if target in inside:
-                picture.add_edge(source, target, colour=_link(data))
-    return picture
