@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -515,11 +516,8 @@ def test_any_wrong_value_is_read_or_refused_never_a_traceback(data: st.DataObjec
     keys = st.sampled_from(sorted(config) + extra)
     for key in data.draw(st.lists(keys, min_size=1, max_size=3, unique=True)):
         config[key] = data.draw(st.sampled_from(JUNK))
-    try:
+    with contextlib.suppress(InstanceError):
         model = read(config)
-    except InstanceError as error:
-        assert error.problems
-    else:
         assert model.parameters > 0
         assert all(layer.attention.num_q_heads > 0 for layer in model.layers)
 

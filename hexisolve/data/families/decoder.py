@@ -58,7 +58,7 @@ class Traits:
     qkv_bias: Switch = ("attention_bias", False)
     o_bias: Switch = ("attention_bias", False)
     mlp_bias: Switch = ("mlp_bias", False)
-    head_bias: bool = False
+    head_bias: Switch = False
     qk_norm: Literal["head", "heads"] | None = None
     qk_norm_if: Switch = True
     qk_norm_bias: bool = False
@@ -102,7 +102,7 @@ def read_decoder(reader: ConfigReader, traits: Traits) -> ModelSpec:
         ),
         tied_embeddings=tied,
         embedding_parameters=vocab * hidden,
-        head_parameters=(0 if tied else vocab * hidden) + vocab * traits.head_bias,
+        head_parameters=(0 if tied else vocab * hidden) + vocab * switch(reader, traits.head_bias),
         final_norm_parameters=norm,
     )
 

@@ -33,9 +33,11 @@ def open_config(
     InstanceError
         When the source is not a JSON object or its nested language model is not one.
     """
+    document: Mapping[str, Any]
+    file: str | None = None
     if isinstance(source, Mapping):
         # A copy: the model spec stays as it was read, whatever becomes of the mapping.
-        document, file = copy.deepcopy(dict(source)), None
+        document = copy.deepcopy(dict(source))
     else:
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path

@@ -164,6 +164,32 @@ LLAMA_LIKE: dict[str, Traits] = {
     "smollm3": _replace(
         QWEN3, tied=True, head_dim="derived", qk_norm=None, mlp_bias=LLAMA.mlp_bias
     ),
+    "arcee": Traits(kv_heads="required", head_dim="derived", gated=False),
+    "ernie4_5": Traits(
+        tied=True,
+        kv_heads="required",
+        head_dim="required",
+        qkv_bias=("use_bias", False),
+        o_bias=("use_bias", False),
+        mlp_bias=("use_bias", False),
+    ),
+    "granitemoe": Traits(mlp=experts_everywhere()),
+    "hunyuan_v1_dense": Traits(mlp_bias=False, qk_norm="head"),
+    "minimax_m2": _replace(MISTRAL, qk_norm="heads", head_dim="derived", mlp=experts_everywhere()),
+    "nemotron": Traits(norm_vectors=2, gated=False),
+    "phimoe": Traits(
+        kv_heads="required",
+        norm_vectors=2,
+        head_bias=("lm_head_bias", False),
+        reach=one_window,
+        mlp=experts_everywhere(),
+    ),
+    "seed_oss": Traits(
+        kv_heads="required",
+        head_dim="required",
+        qkv_bias=("attention_bias", True),
+        o_bias=("attention_out_bias", False),
+    ),
     "baichuan": Traits(qkv_bias=False, o_bias=False, mlp_bias=False),
     "internlm": Traits(qkv_bias=("bias", True), o_bias=("bias", True), mlp_bias=False),
     "internlm2": Traits(qkv_bias=("bias", True), o_bias=("bias", True), mlp_bias=False),
