@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import json
 import logging
 from pathlib import Path
@@ -531,6 +532,15 @@ def test_tiny_llama_fits_the_demo(repository: Path) -> None:
     assert 2_000_000 <= model.parameters <= 4_000_000
     assert (model.vocab_size, model.num_layers, model.tied_embeddings) == (256, 6, False)
     assert (attention.num_q_heads, attention.num_kv_heads) == (8, 4)
+
+
+def test_example_of_the_documentation_runs(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository)
+    result = doctest.testfile(str(repository / "docs" / "models.md"), module_relative=False)
+    assert result.attempted >= 6
+    assert result.failed == 0
 
 
 def test_model_stays_as_it_was_read(tmp_path: Path) -> None:
