@@ -1,0 +1,1 @@
+"""The commands of the shell: each module parses, calls the library and prints."""

@@ -1,0 +1,153 @@
+"""What `solve`, `compare` and `demo` share: a search with progress, and its result in words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hexisolve.commands.arguments import positive_seconds, relative_gap, whole_number
+from hexisolve.commands.progress import progress
+from hexisolve.commands.shell import Shell, write_whole
+from hexisolve.report.tables import make_table, percent
+from hexisolve.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from hexisolve.data.instance import Instance
+    from hexisolve.plan.plan import Plan
+    from hexisolve.solvers.baselines import Baseline
+    from hexisolve.solvers.solve import Result
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A solver's result beside the baselines of the same instance."""
+
+    instance: Instance
+    result: Result
+    baselines: Mapping[str, Baseline]
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """How long and how well to search."""
+    group = parser.add_argument_group("the search")
+    group.add_argument(
+        "--time-limit", metavar="S", type=positive_seconds, default=10.0,
+        help="seconds; default %(default)g",
+    )  # fmt: skip
+    group.add_argument(
+        "--gap", metavar="G", type=relative_gap, default=0.01,
+        help="stop when the plan is proved this close to the best; default %(default)g",
+    )  # fmt: skip
+    group.add_argument("--backend", metavar="NAME", help="solver backend")
+    group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
+    group.add_argument("--start", metavar="PLAN", help="plan file to start from")
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
+
+
+def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer:
+    """Solve the instance as the arguments say, then price the baselines."""
+    from hexisolve.plan.io import read_plan
+    from hexisolve.solvers.baselines import baselines
+    from hexisolve.solvers.solve import solve
+
+    start = read_plan(args.start).plan if args.start else None
+    with progress(shell, f"solving, {args.time_limit:g} s at most") as report:
+        result = solve(
+            instance,
+            time_limit_s=args.time_limit,
+            relative_gap=args.gap,
+            backend=args.backend,
+            stages=args.stages,
+            start=start,
+            seed=args.seed,
+            on_progress=lambda event: report(str(event)),
+        )
+        report("pricing the baselines")
+        others = baselines(instance)
+    return Answer(instance, result, others)
+
+
+def write_plan_file(path: Path, instance: Instance, plan: Plan) -> None:
+    """Write a plan file, whole or not at all."""
+    from hexisolve.plan.io import write_plan
+
+    write_whole(path, lambda unfinished: write_plan(unfinished, instance, plan))
+
+
+def answer_document(answer: Answer) -> dict[str, Any]:
+    """The JSON of `solve`."""
+    from hexisolve.plan.evaluate import evaluate
+    from hexisolve.plan.io import plan_to_dict
+    from hexisolve.report.price import price_document
+
+    result = answer.result
+    plan = result.plan
+    return {
+        "status": result.status,
+        "limit": result.limit,
+        "objective_s": result.objective_s,
+        "bound_s": result.bound_s,
+        "gap": result.gap,
+        "wall_s": result.wall_s,
+        "backend": result.backend,
+        "diagnosis": result.diagnosis,
+        "baselines": {name: entry.step_time_s for name, entry in answer.baselines.items()},
+        "plan": None if plan is None else plan_to_dict(plan),
+        "price": None if plan is None else price_document(evaluate(answer.instance, plan)),
+    }
+
+
+def answer_parts(answer: Answer) -> list[RenderableType]:
+    """The result, the baselines, the plan and where its time and memory go."""
+    from hexisolve.report.plan import plan_parts
+
+    parts: list[RenderableType] = [result_text(answer.result), comparison_table(answer)]
+    if answer.result.plan is not None:
+        parts += plan_parts(answer.instance, answer.result.plan)
+    return parts
+
+
+def result_text(result: Result) -> str:
+    """Status, objective, bound and gap; or why there is no plan."""
+    stopped = f", stopped by the {result.limit} limit" if result.limit else ""
+    lines = [f"{result.status} in {result.wall_s:.2f} s with {result.backend}{stopped}"]
+    if result.objective_s is not None:
+        lines.append(f"step time  {format_seconds(result.objective_s)}")
+    if result.bound_s is not None:
+        gap = f", gap {percent(result.gap)}" if result.gap is not None else ""
+        lines.append(f"bound      {format_seconds(result.bound_s)}{gap}")
+    if result.diagnosis:
+        lines.append(str(result.diagnosis))
+    return "\n".join(lines) + "\n"
+
+
+def comparison_table(answer: Answer) -> Table:
+    """The solver beside every baseline; one that does not fit never counts."""
+    best_s = answer.result.objective_s
+    table = make_table(
+        f"{answer.instance.model.name} on {answer.instance.cluster.name}",
+        ["", "step time>", "tokens/s>", "of hexisolve>", "why"],
+    )
+    num_tokens = answer.instance.workload.num_tokens
+
+    def add(name: str, step_time_s: float | None, why: str) -> None:
+        if step_time_s is None:
+            table.add_row(name, "does not fit", "", "", why)
+            return
+        ratio = f"{step_time_s / best_s:.3f} x" if best_s else ""
+        table.add_row(
+            name, format_seconds(step_time_s), f"{num_tokens / step_time_s:,.0f}", ratio, why
+        )
+
+    add("hexisolve", best_s, "" if best_s else str(answer.result.diagnosis or answer.result.status))
+    for name, entry in answer.baselines.items():
+        add(name, entry.step_time_s, entry.reason)
+    fits = sum(entry.step_time_s is not None for entry in answer.baselines.values())
+    table.caption = f"{fits} of {len(answer.baselines)} baselines fit"
+    return table

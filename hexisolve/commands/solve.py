@@ -1,0 +1,39 @@
+"""``hexisolve solve``: find the best plan, with a proven bound."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hexisolve.commands.arguments import add_instance_arguments, instance_from
+from hexisolve.commands.search import (
+    add_search_arguments,
+    answer_document,
+    answer_parts,
+    search,
+    write_plan_file,
+)
+from hexisolve.commands.shell import Shell, require_writable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    add_instance_arguments(parser)
+    add_search_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="PLAN", type=Path, help="write the plan here")
+
+
+def run(args: argparse.Namespace, shell: Shell) -> int:
+    """Solve; print the answer and why it is the answer; write the plan."""
+    require_writable(args.output)
+    instance = instance_from(args)
+    answer = search(instance, args, shell)
+    plan = answer.result.plan
+    if plan is not None and args.output is not None:
+        write_plan_file(args.output, instance, plan)
+        shell.say(f"plan written to {args.output}")
+    if shell.is_json:
+        shell.write_json(answer_document(answer))
+    else:
+        shell.show(*answer_parts(answer))
+    return 0 if plan is not None else 1
