@@ -438,7 +438,8 @@ def test_bad_values_are_named_with_what_is_allowed(
 
 def test_model_type_can_come_from_the_architecture() -> None:
     config = without(LLAMA, "model_type") | {"architectures": ["MistralForCausalLM"]}
-    assert read(config | {"sliding_window": 8}).layers[0].attention.window_tokens == 8
+    model = read(config | {"sliding_window": 8})
+    assert (model.family, model.layers[0].attention.window_tokens) == ("mistral", 8)
     message = problems(without(LLAMA, "model_type"))["model_type"]
     assert "searched: model_type, architectures" in message
 

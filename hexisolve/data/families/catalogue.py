@@ -90,7 +90,7 @@ def find_family(reader: ConfigReader) -> FamilyReader:
     InstanceError
         When the type is missing, unknown, or cannot be placed; says which and what to do.
     """
-    family = _model_type(reader)
+    family = reader.family = _model_type(reader)
     _refuse_not_causal(reader)
     if reader.config.get("block_configs") is not None:
         return read_block_configs

@@ -171,7 +171,7 @@ def _uniform(
     is_tied = reader.tied(tied)
     return ModelSpec(
         name=reader.name,
-        family=str(reader.config.get("model_type", "")),
+        family=reader.family,
         hidden_size=hidden,
         vocab_size=vocab,
         layers=tuple(

@@ -94,7 +94,7 @@ def read_decoder(reader: ConfigReader, traits: Traits) -> ModelSpec:
     tied = reader.tied(traits.tied)
     return ModelSpec(
         name=reader.name,
-        family=str(reader.config.get("model_type", "")),
+        family=reader.family,
         hidden_size=hidden,
         vocab_size=vocab,
         layers=tuple(

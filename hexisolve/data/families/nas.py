@@ -38,7 +38,7 @@ def read_block_configs(reader: ConfigReader) -> ModelSpec:
     tied = reader.tied(False)
     return ModelSpec(
         name=reader.name,
-        family=str(reader.config.get("model_type", "")),
+        family=reader.family,
         hidden_size=hidden,
         vocab_size=vocab,
         layers=tuple(layers),

@@ -64,6 +64,7 @@ class ConfigReader:
         self.file = file
         self.path = path
         self.outer: Mapping[str, Any] = outer or {}
+        self.family = ""  # found by `catalogue.find_family`
         self.problems: list[Problem] = []
         self.notes: list[str] = []
 
