@@ -205,9 +205,7 @@ def _slice_pairs(pipeline: Pipeline) -> list[tuple[int, int, int]]:
     for sequence, held in holders.items():
         ordered = [chunk_idx for _, chunk_idx in sorted(held)]
         pairs += [
-            (earlier, later, sequence)
-            for earlier, later in pairwise(ordered)
-            if earlier != later
+            (earlier, later, sequence) for earlier, later in pairwise(ordered) if earlier != later
         ]
     return pairs
 
