@@ -96,13 +96,8 @@ def _write_whole(path: Path, text: str) -> None:
             with suppress(OSError):
                 os.unlink(temporary)
         reason = error.strerror or str(error)
-        raise InstanceError.single(
-            "file",
-            reason,
-            "cannot be written",
-            "name a file in a folder you may write to",
-            str(path),
-        ) from None
+        remedy = "name a file in a folder you may write to"
+        raise InstanceError.single("file", reason, "cannot be written", remedy, str(path)) from None
 
 
 def _pretty(value: Any, indent: str = "", used: int = 0) -> Iterator[str]:
@@ -142,11 +137,11 @@ def read_plan(path: str | Path, *, reprice: bool = True) -> PlanFile:
     file = str(path)
     document = read_document(path)
     fields = Fields(file)
-    document = fields.mapping(document, "", _KEYS)
     version = document.get("schema_version")
     check_schema(version, "schema_version", fields)
     if fields.problems and isinstance(version, int) and version > SCHEMA_VERSION:
         fields.finish()  # the rest of a newer file cannot be judged
+    document = fields.mapping(document, "", _KEYS)
     package = fields.text(document.get("package_version"), "package_version")
     digest = fields.text(document.get("digest"), "digest")
     price_s = fields.number(document.get("price_s"), "price_s", low=0.0, high=float("inf"))

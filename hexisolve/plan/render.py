@@ -31,7 +31,8 @@ def _lines(plan: Plan) -> Iterator[str]:
 def _stage(stage_idx: int, stage: Stage) -> Iterator[str]:
     first, stop = stage.layers
     travels = f", {stage.ring_kind.upper()} travels" if len(stage.ring) > 1 else ""
-    yield f"  stage {stage_idx}: layers {first}..{stop - 1} ({stop - first}), ZeRO-{stage.zero}{travels}"
+    layers = f"layers {first}..{stop - 1} ({stop - first})"
+    yield f"  stage {stage_idx}: {layers}, ZeRO-{stage.zero}{travels}"
     total = max(sum(rank.tokens for rank in stage.ranks), 1)
     for group_idx, group in enumerate(stage.ring):
         yield f"    group {group_idx}: {_group(group, total)}"
