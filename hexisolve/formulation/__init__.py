@@ -1,1 +1,1 @@
-"""Placement as mathematics: linear models, columns and bounds; no solver library here."""
+"""What is decided, as relaxed prices, tables and linear models: no solver is imported here."""

@@ -1,0 +1,168 @@
+"""Relaxed prices of every possible pipeline stage as plain numbers, and the rows that join them.
+
+A *column* is a kind of stage: how many units of each class it takes, and its ZeRO mode. Stages are
+counted from the end: j stages come after a stage, so ``min(n, j + 1)`` chunks are in flight in it.
+With t_j = F + B of a chunk, x_j the two transfers into stage j (0 for the first stage),
+``X_j = sum_{i<j} (t_i + x_i)`` the round trip behind a stage and ``S = sum (t_i + x_i)``, every
+1F1B schedule of n equal chunks takes at least (docs/formulation.md, equations F1 and F2)
+
+    n t_j                                              (F1)
+    S + k X_j + (n - 1 - k j) t_j    for 1 <= k <= (n - 1) / (j + 1)           (F2)
+
+The last stage (j = 0) has ``S + (n - 1) t_0``. F2 is linear in k, so its two ends are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+class Choice(NamedTuple):
+    """One stage of a configuration: which column takes which layers."""
+
+    column: int
+    first_layer: int
+    num_layers: int
+
+
+Configuration = tuple[Choice, ...]  # from the first stage to the last
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineTable:
+    """Numbers of the relaxed layout problem.
+
+    Parameters
+    ----------
+    available
+        Units of each class.
+    units
+        ``[column, class]`` units a column takes.
+    time_s
+        ``[j, column, layers after the stage, layers of the stage]``: least F + B seconds of a
+        chunk; infinite when no legal stage is like that.
+    entry_s
+        ``[column]`` least seconds of the two transfers into a stage that is not the first.
+    finish_s
+        ``[column, layers after, layers]``: least seconds of gradient synchronisation and optimizer
+        after the last chunk.
+    num_chunks
+        n.
+    """
+
+    available: tuple[int, ...]
+    units: IntArray
+    time_s: FloatArray
+    entry_s: FloatArray
+    finish_s: FloatArray
+    num_chunks: int
+
+    @property
+    def num_columns(self) -> int:
+        """Number of columns."""
+        return len(self.units)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.time_s.shape[3] - 1
+
+    @property
+    def max_stages(self) -> int:
+        """Largest number of stages the table speaks about."""
+        return self.time_s.shape[0]
+
+    def loops(self, stages_after: int) -> tuple[int, ...]:
+        """The values of k for which F2 is written at a stage."""
+        most = (self.num_chunks - 1) // (stages_after + 1)
+        if stages_after == 0 or most < 1:
+            return ()
+        return (1,) if most == 1 else (1, most)
+
+    def value_s(self, configuration: Configuration) -> float:
+        """Least step time of a configuration by F1 and F2, with the slowest finish."""
+        n = self.num_chunks
+        behind, tallest, longest, finish = 0.0, 0.0, 0.0, 0.0
+        after = 0
+        for j, choice in enumerate(reversed(configuration)):
+            seconds = float(self.time_s[j, choice.column, after, choice.num_layers])
+            tallest = max(tallest, seconds)
+            rows = [k * behind + (n - 1 - k * j) * seconds for k in self.loops(j)]
+            if j == 0:
+                rows = [(n - 1) * seconds]
+            longest = max([longest, *rows])
+            finish = max(finish, float(self.finish_s[choice.column, after, choice.num_layers]))
+            after += choice.num_layers
+            behind += seconds
+            if after < self.num_layers:
+                behind += float(self.entry_s[choice.column])
+        return max(n * tallest, behind + longest) + finish
+
+    def reduced(self) -> tuple[PipelineTable, IntArray]:
+        """The table without columns that another one never loses to, and the columns it kept.
+
+        A column is dominated when some other takes no more units and no more time, for every
+        place and number of layers; of equals the first stays.
+        """
+        keep: list[int] = []
+        order = np.argsort(self.units.sum(axis=1), kind="stable")
+        for column in order:
+            if not np.isfinite(self.time_s[:, column]).any():
+                continue
+            if not any(self._dominates(other, int(column)) for other in keep):
+                keep.append(int(column))
+        kept = np.array(sorted(keep), dtype=np.int64)
+        return self.restricted(kept), kept
+
+    def restricted(self, columns: IntArray) -> PipelineTable:
+        """The table with only these columns, renumbered in the given order."""
+        return replace(
+            self,
+            units=self.units[columns],
+            time_s=self.time_s[:, columns],
+            entry_s=self.entry_s[columns],
+            finish_s=self.finish_s[columns],
+        )
+
+    def _dominates(self, one: int, other: int) -> bool:
+        return bool(
+            (self.units[one] <= self.units[other]).all()
+            and self.entry_s[one] <= self.entry_s[other]
+            and (self.finish_s[one] <= self.finish_s[other]).all()
+            and (self.time_s[:, one] <= self.time_s[:, other]).all()
+        )
+
+
+def usage_states(available: Sequence[int]) -> IntArray:
+    """Every way to use units, ``[state, class]``, in the order of `state_index`."""
+    grids = np.indices([count + 1 for count in available]).reshape(len(available), -1)
+    return np.ascontiguousarray(grids.T).astype(np.int64)
+
+
+def state_strides(available: Sequence[int]) -> IntArray:
+    """Strides that turn a usage into its position: ``state = sum usage x stride``."""
+    sizes = np.array([count + 1 for count in available], dtype=np.int64)
+    return np.array([sizes[idx + 1 :].prod() for idx in range(len(sizes))], dtype=np.int64)
+
+
+def layer_splits(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:
+    """Every way to cut `num_layers` into `num_stages` parts of at least one layer, in order.
+
+    >>> list(layer_splits(3, 2))
+    [(1, 2), (2, 1)]
+    """
+    if num_stages == 1:
+        if num_layers >= 1:
+            yield (num_layers,)
+        return
+    for first in range(1, num_layers - num_stages + 2):
+        for rest in layer_splits(num_layers - first, num_stages - 1):
+            yield (first, *rest)
