@@ -215,27 +215,35 @@ def _recompute(where: str, stage: Stage, counts: object) -> Iterator[Violation]:
     if not isinstance(counts, Mapping):
         yield Violation("recompute", where, f"recompute {counts!r} must map policies to layers")
         return
-    for policy, num_layers in counts.items():
+    for policy, count in counts.items():
         if policy not in POLICY_ORDER:
             known = ", ".join(POLICY_ORDER)
             message = f"recompute policy {policy!r} is unknown; use one of {known}"
             yield Violation("policy", where, message)
-        if not is_whole(num_layers):
-            message = f"{num_layers!r} layers with policy {policy!r}; give a whole number"
+        if not is_whole(count):
+            message = f"{count!r} layers with policy {policy!r}; give a whole number"
             yield Violation("recompute", where, message)
     total = sum(count for count in counts.values() if is_whole(count))
-    if total != stage.num_layers:
-        message = f"recompute policies name {total} layers, the stage has {stage.num_layers}"
+    num_layers = _num_layers(stage)
+    if total != num_layers:
+        message = f"recompute policies name {total} layers, the stage has {num_layers}"
         yield Violation("recompute", where, message)
+
+
+def _num_layers(stage: Stage) -> int:
+    """Layers of a stage; 0 when its range is no range."""
+    is_range = len(stage.layers) == 2 and all(is_whole(bound) for bound in stage.layers)
+    return stage.num_layers if is_range else 0
 
 
 def _offload(
     instance: Instance, where: str, stage: Stage, counts: Sequence[object]
 ) -> Iterator[Violation]:
     """No more layers than there are, and a way to host memory."""
-    wrong = [count for count in counts if not is_whole(count) or count > stage.num_layers]  # type: ignore[operator]
+    most = _num_layers(stage)
+    wrong = [count for count in counts if not is_whole(count) or count > most]  # type: ignore[operator]
     if wrong:
-        message = f"offload of {wrong[0]!r} layers; give a number from 0 to {stage.num_layers}"
+        message = f"offload of {wrong[0]!r} layers; give a number from 0 to {most}"
         yield Violation("offload", where, message)
     elif any(counts):
         for rank in stage.ranks:
