@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hexisolve.plan.pieces import Pieces
 from hexisolve.program.instructions import AttnPair, Interval
@@ -39,7 +40,7 @@ class Block:
         return sum(stop - start for start, stop in self.rows)
 
     def after(self, group: int) -> int | None:
-        """The group it goes to from `group`; None when `group` is the last."""
+        """Find the group it goes to from `group`; None when `group` is the last."""
         position = self.chain.index(group) + 1
         return self.chain[position] if position < len(self.chain) else None
 
@@ -125,7 +126,7 @@ def ring_work(
 
 
 def _packed(part: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same tokens with rows counted inside the block."""
+    """Take the same tokens with rows counted inside the block."""
     packed, row = [], 0
     for segment in part:
         packed.append(Segment(segment.sequence, segment.start, segment.stop, row))
@@ -153,12 +154,12 @@ def _cut(segments: tuple[Segment, ...], target: int) -> tuple[tuple[Segment, ...
                 for piece in (front.cut(left, next_left), back.cut(next_right, right))
                 if piece.num_rows
             )
-            for (left, right), (next_left, next_right) in zip(edges, edges[1:], strict=False)
+            for (left, right), (next_left, next_right) in pairwise(edges)
         )
     num_parts = min(num_parts, num_tokens)
     cuts = [num_tokens * idx // num_parts for idx in range(num_parts + 1)]
     parts = []
-    for first, stop in zip(cuts, cuts[1:], strict=False):
+    for first, stop in pairwise(cuts):
         part, passed = [], 0
         for segment in segments:
             low = segment.start + max(0, first - passed)

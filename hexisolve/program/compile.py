@@ -126,9 +126,7 @@ def _refuse_unsupported(instance: Instance, plan: Plan) -> None:
 def _replica_compilers(
     instance: Instance, plan: Plan, ring_blocks: int
 ) -> tuple[_ReplicaCompiler, ...]:
-    sizes = [
-        sum(len(stage.ranks) for stage in replica.stages) for replica in plan.layout.replicas
-    ]
+    sizes = [sum(len(stage.ranks) for stage in replica.stages) for replica in plan.layout.replicas]
     first_ranks = (0, *accumulate(sizes))
     return tuple(
         _ReplicaCompiler(
@@ -225,9 +223,7 @@ class _ReplicaCompiler:
 
     def pieces(self, stage_idx: int, chunk_idx: int) -> StagePieces:
         """Pieces of a chunk in its canonical shape: sequences numbered from 0."""
-        return stage_pieces(
-            self.stages[stage_idx], _shape(self.chunks[chunk_idx]), stage_idx
-        )
+        return stage_pieces(self.stages[stage_idx], _shape(self.chunks[chunk_idx]), stage_idx)
 
     def shape(self, stage_idx: int, chunk_idx: int, attention: AttentionSpec) -> StageShape:
         key = (stage_idx, self.chunk_shapes[chunk_idx], attention)
@@ -267,7 +263,7 @@ class _ReplicaCompiler:
 
 
 def _shape(chunk: Chunk) -> Chunk:
-    """The chunk with its sequences renumbered in order of appearance."""
+    """Renumber the sequences of a chunk in order of appearance."""
     numbers: dict[int, int] = {}
 
     def renumber(parts: Sequence[Slice]) -> tuple[Slice, ...]:
@@ -349,9 +345,7 @@ class _RankCompiler:
             boundary = BoundaryWriter(
                 rank=self.rank,
                 stage_idx=self.stage_idx,
-                schedules=[
-                    [parse_operation(text) for text in row] for row in pipeline.schedule
-                ],
+                schedules=[[parse_operation(text) for text in row] for row in pipeline.schedule],
                 rows=[
                     [
                         self.replica.boundary_rows(first_chunk + idx, edge)
@@ -424,10 +418,8 @@ class _RankCompiler:
                 if self.holdings[unit].per_chunk:
                     yield Do(chunk, reduce_scatter(self.holdings[unit]))
 
-    def _calls(
-        self, pipeline: Pipeline, chunk: int, number: int, phase: Phase
-    ) -> Iterator[Call]:
-        """Runs of layers with one template, in the order they are executed."""
+    def _calls(self, pipeline: Pipeline, chunk: int, number: int, phase: Phase) -> Iterator[Call]:
+        """Write runs of layers with one template, in the order they are executed."""
         policies = layer_policies(pipeline.recompute[self.stage_idx][chunk])
         num_offloaded = pipeline.offload[self.stage_idx][chunk] if pipeline.offload else 0
         first = self.stage.layers[0]
@@ -460,13 +452,11 @@ class _RankCompiler:
                 gather,
                 reduce,
             )
-            self.templates[name] = writer.template(
-                name, phase, policy, is_offloaded=is_offloaded
-            )
+            self.templates[name] = writer.template(name, phase, policy, is_offloaded=is_offloaded)
         return name
 
     def _layer_kind(self, layer: int) -> tuple[int, Gather | None, Reduce | None]:
-        """Number of the layer's kind; in ZeRO-3 also how its weights come and gradients go."""
+        """Find a layer's kind; in ZeRO-3 also how its weights come and its gradients go."""
         spec = self.replica.instance.model.layers
         is_sharded = self.stage.zero == 3 and len(self.stage.ranks) > 1
         kinds = self.replica.layer_kinds[is_sharded]

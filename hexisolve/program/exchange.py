@@ -84,7 +84,7 @@ def kv_head_range(q_heads: Interval, attention: AttentionSpec) -> Interval:
 def group_layout(
     group: HeadGroup, first_rank: int, pieces: tuple[Pieces, ...], attention: AttentionSpec
 ) -> GroupLayout:
-    """The layout of `group` whose first rank has number `first_rank`."""
+    """Lay out `group`, whose first rank has number `first_rank`."""
     q_heads = tuple(
         rank.q_heads if rank.q_heads[0] < rank.q_heads[1] else (0, 0) for rank in group.ranks
     )
@@ -100,7 +100,7 @@ def group_layout(
 def exchange(
     kind: ExchangeKind, layout: GroupLayout, member_idx: int, channel: str, attention: AttentionSpec
 ) -> Exchange:
-    """The all-to-all of one member, empty parts included."""
+    """Write the all-to-all of one member, empty parts included."""
     to_heads = kind in ("qkv", "d_out")
     per_row = tuple(
         _elements_per_row(kind, q_heads, kv_heads, attention)

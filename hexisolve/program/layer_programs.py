@@ -119,7 +119,7 @@ class LayerWriter:
     def template(
         self, name: str, phase: Phase, policy: Policy, *, is_offloaded: bool = False
     ) -> Template:
-        """The template for one policy and phase."""
+        """Write the template for one policy and phase."""
         write = self._forward if phase == "forward" else self._backward
         attention = self.shape.attention
         return Template(

@@ -201,7 +201,7 @@ class Programs:
 
 
 def expand(program: RankProgram) -> Iterator[tuple[Instruction, int, int]]:
-    """The flat stream ``(instruction, chunk, layer)``; layer -1 outside of layers."""
+    """Give the flat stream ``(instruction, chunk, layer)``; layer -1 outside of layers."""
     for item in program.body:
         if isinstance(item, Do):
             yield item.instruction, item.chunk, -1

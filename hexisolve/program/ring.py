@@ -187,7 +187,7 @@ class RingRank:
         return self.layouts[self.group_idx].kv_heads[self.member_idx]
 
     def instructions(self, steps: Sequence[GroupStep], *, backward: bool) -> Iterator[Instruction]:
-        """The ring's part of attention: {START; ATTN_BLOCK; WAIT; DROP} per step."""
+        """Write the ring's part of attention: {START; ATTN_BLOCK; WAIT; DROP} per step."""
         first, stop = self.kv_heads
         if first == stop:
             return
@@ -230,9 +230,7 @@ class RingRank:
 
     def _owned(self, group_idx: int, member_idx: int) -> list[Interval]:
         return [
-            heads
-            for idx, heads in self.layouts[group_idx].owned_kv_heads()
-            if idx == member_idx
+            heads for idx, heads in self.layouts[group_idx].owned_kv_heads() if idx == member_idx
         ]
 
     def _moves(

@@ -33,7 +33,7 @@ class Segment:
         return self.row, self.row + self.num_rows
 
     def cut(self, start: int, stop: int) -> Segment:
-        """The part of tokens ``start..stop``."""
+        """Take the part of tokens ``start..stop``."""
         return Segment(self.sequence, start, stop, self.row + start - self.start)
 
 
@@ -85,9 +85,7 @@ def attention_pairs(
         for pair in found:
             last = pairs[-1] if pairs else None
             if last and _continues(last, pair):
-                pairs[-1] = AttnPair(
-                    block, (last.q_rows[0], pair.q_rows[1]), pair.k_rows, "full"
-                )
+                pairs[-1] = AttnPair(block, (last.q_rows[0], pair.q_rows[1]), pair.k_rows, "full")
             else:
                 pairs.append(pair)
     return tuple(pairs)
@@ -122,9 +120,7 @@ def _segment_pairs(
         yield from _rectangle(query.cut(max(query.start, key.stop), query.stop), key, window, block)
 
 
-def _rectangle(
-    query: Segment, key: Segment, window: int | None, block: int
-) -> Iterator[AttnPair]:
+def _rectangle(query: Segment, key: Segment, window: int | None, block: int) -> Iterator[AttnPair]:
     """All queries after all keys (or attention without order): full, window or nothing."""
     offset = query.start - key.start
     if window is None or query.stop - 1 - key.start < window:

@@ -59,7 +59,7 @@ class Holding:
 
 
 def unit_sizes(model: ModelSpec, layers: Interval) -> tuple[tuple[str, int], ...]:
-    """(unit, parameters) of a stage, in flat order."""
+    """List (unit, parameters) of a stage, in flat order."""
     first, stop = layers
     units = [(f"layer:{idx}", model.layers[idx].parameters) for idx in range(first, stop)]
     if first == 0:
@@ -76,7 +76,7 @@ def unit_sizes(model: ModelSpec, layers: Interval) -> tuple[tuple[str, int], ...
 def stage_holdings(
     model: ModelSpec, stage: Stage, members: Sequence[int], channel: str
 ) -> tuple[Holding, ...]:
-    """What the ranks of a stage hold."""
+    """List what the ranks of a stage hold."""
     shares = [rank.state_share for rank in stage.ranks] if stage.zero else [1] * len(members)
     return tuple(
         Holding(
@@ -93,7 +93,7 @@ def stage_holdings(
 
 
 def rank_units(holdings: Sequence[Holding], member_idx: int) -> tuple[Unit, ...]:
-    """The same, as one rank's program lists them."""
+    """List the same as one rank's program lists them."""
     return tuple(
         Unit(h.unit, h.size, h.interval(member_idx) if h.zero else (0, h.size)) for h in holdings
     )
@@ -140,7 +140,7 @@ class StepEnd:
         return any(len(holders) > 1 for holders in self.holders.values())
 
     def instructions(self, own: Sequence[Holding], member_idx: int) -> Iterator[Instruction]:
-        """The end of the step for one rank of the stage that holds `own`."""
+        """Write the end of the step for one rank of the stage that holds `own`."""
         for holding in own:
             is_shared = len(self.holders[holding.unit]) > 1
             if len(holding.members) > 1 and not holding.per_chunk:
@@ -188,13 +188,13 @@ class StepEnd:
                 yield gather_weight(holding)
 
     def _meetings(self, own: Holding, member_idx: int) -> Iterator[Transfer]:
-        """Sums of the same elements meet: everybody sends his own and adds the others'."""
+        """Let sums of the same elements meet: each sends its own and adds the others'."""
         first, stop = own.interval(member_idx)
         for holding in self.holders[own.unit]:
             if holding.members == own.members:
                 continue
             edges = (0, *accumulate(holding.counts))
-            for peer, low, high in zip(holding.members, edges, edges[1:], strict=False):
+            for peer, low, high in zip(holding.members, edges[:-1], edges[1:], strict=True):
                 start, end = max(first, low), min(stop, high)
                 if start >= end:
                     continue
