@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hexisolve.commands.arguments import positive_seconds, relative_gap, whole_number
 from hexisolve.commands.progress import progress
-from hexisolve.commands.shell import Shell, write_whole
+from hexisolve.commands.shell import Shell
 from hexisolve.report.tables import make_table, percent
 from hexisolve.units import format_seconds
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hexisolve.data.instance import Instance
-    from hexisolve.plan.plan import Plan
     from hexisolve.solvers.baselines import Baseline
     from hexisolve.solvers.solve import Result
 
@@ -71,13 +69,6 @@ def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer
         report("pricing the baselines")
         others = baselines(instance)
     return Answer(instance, result, others)
-
-
-def write_plan_file(path: Path, instance: Instance, plan: Plan) -> None:
-    """Write a plan file, whole or not at all."""
-    from hexisolve.plan.io import write_plan
-
-    write_whole(path, lambda unfinished: write_plan(unfinished, instance, plan))
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

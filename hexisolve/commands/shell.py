@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -98,24 +98,3 @@ def require_writable(path: Path | None) -> None:
         raise InstanceError.single(
             "output", error.strerror, "cannot be written", "choose another folder", file
         ) from None
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: all or nothing.
-
-    Raises
-    ------
-    InstanceError
-        When the file system refuses.
-    """
-    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=".hexisolve-"))
-    try:
-        unfinished = folder / path.name
-        write(unfinished)
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise InstanceError.single(
-            "output", error.strerror, "cannot be written", "choose another folder", str(path)
-        ) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

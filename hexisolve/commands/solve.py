@@ -11,7 +11,6 @@ from hexisolve.commands.search import (
     answer_document,
     answer_parts,
     search,
-    write_plan_file,
 )
 from hexisolve.commands.shell import Shell, require_writable
 
@@ -25,12 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Solve; print the answer and why it is the answer; write the plan."""
+    from hexisolve.plan.io import write_plan
+
     require_writable(args.output)
     instance = instance_from(args)
     answer = search(instance, args, shell)
     plan = answer.result.plan
     if plan is not None and args.output is not None:
-        write_plan_file(args.output, instance, plan)
+        write_plan(args.output, instance, plan)
         shell.say(f"plan written to {args.output}")
     if shell.is_json:
         shell.write_json(answer_document(answer))

@@ -31,10 +31,7 @@ def model_tables(model: ModelSpec) -> list[Table]:
         ("hidden size", str(model.hidden_size)),
         ("vocabulary", f"{model.vocab_size:,}"),
         ("embedding", f"{model.embedding_parameters:,}"),
-        (
-            "head",
-            "tied to the embedding" if model.tied_embeddings else f"{model.head_parameters:,}",
-        ),
+        ("head", head),
     ):
         sizes.add_row(name, value)
     return [sizes, _layers(model)]

@@ -186,7 +186,7 @@ def _stage_table(evaluation: Evaluation) -> Table:
         name = f"{stage.replica_idx}.{stage.stage_idx}" if several else str(stage.stage_idx)
         table.add_row(
             name, ranges(range(first, stop)) or "none",
-            *(format_seconds(seconds) for seconds in stage.breakdown()),
+            *(_seconds(seconds, evaluation.step_time_s) for seconds in stage.breakdown()),
             percent(stage.busy_s / evaluation.step_time_s), ", ".join(choices) or "none",
         )  # fmt: skip
     return table
@@ -197,6 +197,7 @@ def _device_table(evaluation: Evaluation) -> Table:
         "devices over the step",
         ["stage", "devices", "type", "tokens>", "query heads>", "compute>", "exchange>", "idle>",
          "memory>", "of usable>"],
+        caption="`+ n`: n more devices of the stage with the same figures",
     )  # fmt: skip
     for name, group in _alike(evaluation):
         entry = group[0]
@@ -245,5 +246,10 @@ def _alike(evaluation: Evaluation) -> Iterator[tuple[str, list[DeviceEvaluation]
         yield key[0], group
 
 
+def _seconds(seconds: float, step_time_s: float) -> str:
+    """Seconds, or a dash for what does not show in the step."""
+    return format_seconds(seconds) if seconds > 1e-6 * step_time_s else "-"
+
+
 def _devices(ids: list[str]) -> str:
-    return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} like it"
+    return ids[0] if len(ids) == 1 else f"{ids[0]} + {len(ids) - 1}"
