@@ -6,6 +6,7 @@ than any edge needs for the bytes of the whole step.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -13,13 +14,13 @@ from hexisolve.cost.pipeline import DeadlockError, PipelineTimes, step_length_s
 from hexisolve.data.cluster import Edge
 from hexisolve.data.instance import Instance
 from hexisolve.errors import PlanError
-from hexisolve.plan.boundary import Boundary, boundary
+from hexisolve.plan.boundary import boundary
 from hexisolve.plan.layer_price import Phase
 from hexisolve.plan.offload import offload_s
 from hexisolve.plan.plan import Pipeline, Plan, Replica
 from hexisolve.plan.price_book import PriceBook, price_book
 from hexisolve.plan.schedule import parse_operation
-from hexisolve.plan.stage_price import StagePrice, add_edges, stage_price
+from hexisolve.plan.stage_price import StagePrice, add_edges, stage_price, useful_flop
 from hexisolve.plan.step_memory import MemoryItems, chunk_memories, stage_memory
 from hexisolve.plan.synchronise import StepEnd, step_end
 from hexisolve.plan.tokens import chunk_shape
@@ -190,10 +191,10 @@ class Evaluation:
             memory = self.stage_memory(evaluation.replica_idx, evaluation.stage_idx)
             stage = self.plan.layout.replicas[evaluation.replica_idx].stages[evaluation.stage_idx]
             exchange_s = sum(price.exchange_s for price in evaluation.prices)
+            flop = self._useful_flop(evaluation.replica_idx, evaluation.stage_idx)
             for idx, rank in enumerate(stage.ranks):
                 device = cluster.device(rank.device)
                 compute_s = sum(price.compute_s[idx] for price in evaluation.prices)
-                flop = sum(price.useful_flop[idx] for price in evaluation.prices)
                 items = memory[idx]
                 result.append(
                     DeviceEvaluation(
@@ -205,10 +206,23 @@ class Evaluation:
                         memory=items,
                         peak_bytes=items.needed_bytes,
                         usable_bytes=device.memory_bytes - items.reserve,
-                        peak_flop_share=flop / (self.step_time_s * device.dense_peak_flop_per_s),
+                        peak_flop_share=flop[idx] / (self.step_time_s * device.dense_peak_flop_per_s),
                     )
                 )
         return tuple(result)
+
+    def _useful_flop(self, replica_idx: int, stage_idx: int) -> list[float]:
+        """FLOP of the step on every rank of a stage, repeated work left out."""
+        book = price_book(self.instance)
+        stages = self.plan.layout.replicas[replica_idx].stages
+        stage = stages[stage_idx]
+        total = [0.0] * len(stage.ranks)
+        pipelines = self.plan.batch.replicas[replica_idx].pipelines
+        shapes = Counter(chunk_shape(chunk) for p in pipelines for chunk in p.chunks)
+        for shape, count in shapes.items():
+            flop = useful_flop(book, stage, stage_idx, len(stages), shape)
+            total = [a + count * b for a, b in zip(total, flop, strict=True)]
+        return total
 
     def stage_memory(self, replica_idx: int, stage_idx: int) -> tuple[MemoryItems, ...]:
         """Memory of every rank of one stage at its peak."""
@@ -263,6 +277,7 @@ def _replica(
     """Price one replica; adds the bytes of its operations to `edges`."""
     num_stages = len(replica.stages)
     shapes = [chunk_shape(chunk) for pipeline in pipelines for chunk in pipeline.chunks]
+    counts = Counter(shapes)
     prices: list[list[StagePrice]] = [[] for _ in replica.stages]
     waits: list[list[float]] = [[] for _ in replica.stages]
     rows: list[list[tuple[str, int]]] = [[] for _ in replica.stages]
@@ -270,17 +285,25 @@ def _replica(
     for pipeline in pipelines:
         stop = first + len(pipeline.chunks)
         for stage_idx, stage in enumerate(replica.stages):
+            known: dict[tuple[object, ...], StagePrice] = {}
             for shape, recompute in zip(
                 shapes[first:stop], pipeline.recompute[stage_idx], strict=True
             ):
-                price = stage_price(book, stage, stage_idx, num_stages, shape, recompute)
+                key = (shape, *recompute.items())
+                price = known.get(key)
+                if price is None:
+                    price = stage_price(book, stage, stage_idx, num_stages, shape, recompute)
+                    known[key] = price
                 prices[stage_idx].append(price)
             waits[stage_idx] += _offload_s(book, replica, stage_idx, pipeline)
             for kind, number in _parsed(pipeline.schedule[stage_idx]):
                 rows[stage_idx].append((kind, number + first))
         first = stop
     borders = [
-        [boundary(book, replica.stages[p], replica.stages[p + 1], p, shape) for shape in shapes]
+        {
+            shape: boundary(book, replica.stages[p], replica.stages[p + 1], p, shape)
+            for shape in counts
+        }
         for p in range(num_stages - 1)
     ]
     forward_s = [
@@ -291,13 +314,17 @@ def _replica(
         tuple(max(price.backward_s, wait) for price, wait in zip(*pair, strict=True))
         for pair in zip(prices, waits, strict=True)
     ]
-    there = [tuple(border.forward.seconds for border in row) for row in borders]
-    back = [tuple(border.backward.seconds for border in row) for row in borders]
+    there = [tuple(row[shape].forward.seconds for shape in shapes) for row in borders]
+    back = [tuple(row[shape].backward.seconds for shape in shapes) for row in borders]
     try:
         times = step_length_s(rows, forward_s, backward_s, there, back)
     except DeadlockError as error:
         raise PlanError([f"replica {replica_idx}: {error}"]) from error
-    _add_all(edges, prices, borders)
+    _add_all(edges, prices)
+    for row in borders:
+        for shape, count in counts.items():
+            add_edges(edges, row[shape].forward, count)
+            add_edges(edges, row[shape].backward, count)
     return ReplicaEvaluation(
         tuple(
             StageEvaluation(
@@ -327,10 +354,8 @@ def _parsed(row: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     return tuple(parse_operation(operation) for operation in row)
 
 
-def _add_all(
-    edges: dict[Edge, float], prices: list[list[StagePrice]], borders: list[list[Boundary]]
-) -> None:
-    """Add the bytes of all operations and boundaries, equal ones in one go."""
+def _add_all(edges: dict[Edge, float], prices: list[list[StagePrice]]) -> None:
+    """Add the bytes of all operations, equal ones in one go."""
     for row in prices:
         counts: dict[int, int] = {}
         for price in row:
@@ -338,7 +363,3 @@ def _add_all(
         for price in {id(price): price for price in row}.values():
             for edge, num_bytes in price.edges.items():
                 edges[edge] = edges.get(edge, 0.0) + counts[id(price)] * num_bytes
-    for borders_row in borders:
-        for border in borders_row:
-            add_edges(edges, border.forward)
-            add_edges(edges, border.backward)

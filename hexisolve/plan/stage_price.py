@@ -43,8 +43,6 @@ class StagePrice:
         Exposed gathers and reduce-scatters of ZeRO-3.
     compute_s
         Per rank, seconds of computing in F and B together.
-    useful_flop
-        Per rank, FLOP of F and B without repeated work.
     edges
         Bytes that F and B together put on every edge.
     """
@@ -57,7 +55,6 @@ class StagePrice:
     gather_forward_s: float
     gather_backward_s: float
     compute_s: PerRank
-    useful_flop: PerRank
     edges: EdgeBytes
 
     @property
@@ -224,7 +221,6 @@ def _price(
         gather_forward_s=gather_forward_s,
         gather_backward_s=gather_backward_s,
         compute_s=tuple(compute),
-        useful_flop=_useful_flop(book, stage, stage_idx, num_stages, shape),
         edges=edges,
     )
 
@@ -305,10 +301,10 @@ def collective(book: PriceBook, stage: Stage, parameters: int, kind: str) -> Exc
     return known
 
 
-def _useful_flop(
+def useful_flop(
     book: PriceBook, stage: Stage, stage_idx: int, num_stages: int, shape: ChunkShape
 ) -> PerRank:
-    """FLOP of F and B on every rank, repeated work left out."""
+    """FLOP of F and B of one chunk on every rank, repeated work left out."""
     model = book.instance.model
     tokens = tokens_of(book, stage, stage_idx, shape)
     counts = [book.layer_kinds[idx] for idx in range(*stage.layers)]
