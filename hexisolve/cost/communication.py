@@ -22,6 +22,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _FIRST_WIDTH = 6
+_FIRST_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,12 @@ class FlowNetwork:
         self._device_nodes: IntArray = np.array([node_index[d.id] for d in cluster.devices])
         num_devices = len(cluster.devices)
         self._padding = len(self.edges)
-        shape = (num_devices, num_devices, _FIRST_WIDTH)
+        # Rows of the two tables are given out in the order in which sources appear.
+        self._rows: IntArray = np.full(num_devices, -1)
+        self._num_rows = 0
+        shape = (min(_FIRST_ROWS, num_devices), num_devices, _FIRST_WIDTH)
         self._route_edges: npt.NDArray[np.int32] = np.empty(shape, dtype=np.int32)
-        self._latency_s: FloatArray = np.empty((num_devices, num_devices))
-        self._is_filled = np.zeros(num_devices, dtype=bool)
+        self._latency_s: FloatArray = np.empty(shape[:2])
 
     @property
     def num_edges(self) -> int:
@@ -131,14 +134,15 @@ class FlowNetwork:
         """Edge positions of each pair's route, padded with `num_edges`."""
         source_idx, target_idx = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
         self._fill(source_idx)
-        table: npt.NDArray[np.int32] = self._route_edges[source_idx, target_idx]
+        table: npt.NDArray[np.int32] = self._route_edges[self._rows[source_idx], target_idx]
         return table
 
     def pair_latency_s(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> FloatArray:
         """Sum of latencies of each pair's route; infinite when there is none."""
         source_idx, target_idx = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
         self._fill(source_idx)
-        return self._latency_s[source_idx, target_idx]
+        latency_s: FloatArray = self._latency_s[self._rows[source_idx], target_idx]
+        return latency_s
 
     def _select(
         self, sources: npt.ArrayLike, targets: npt.ArrayLike, num_bytes: npt.ArrayLike
@@ -150,12 +154,13 @@ class FlowNetwork:
         if not moves.all():
             source_idx, target_idx, weights = source_idx[moves], target_idx[moves], weights[moves]
         self._fill(source_idx)
-        latency_s = self._latency_s[source_idx, target_idx]
+        rows = self._rows[source_idx]
+        latency_s = self._latency_s[rows, target_idx]
         if weights.size and not np.isfinite(latency_s).all():
             first = int(np.argmin(np.isfinite(latency_s)))
             devices = self.cluster.devices
             self.cluster.route(devices[source_idx[first]].id, devices[target_idx[first]].id)
-        return self._route_edges[source_idx, target_idx], latency_s, weights
+        return self._route_edges[rows, target_idx], latency_s, weights
 
     def _bincount(self, routes: npt.NDArray[np.int32], weights: FloatArray) -> FloatArray:
         spread = np.repeat(weights, routes.shape[1])
@@ -163,11 +168,9 @@ class FlowNetwork:
         return total.astype(np.float64, copy=False)
 
     def _fill(self, sources: IntArray) -> None:
-        if self._is_filled[sources].all():
-            return
-        for source in np.unique(sources):
-            if not self._is_filled[source]:
-                self._fill_row(int(source))
+        missing = sources[self._rows[sources] < 0]
+        for source in np.unique(missing):
+            self._fill_row(int(source))
 
     def _fill_row(self, source: int) -> None:
         """Walk back from all devices at once along the last edges of the routes from `source`."""
@@ -182,17 +185,25 @@ class FlowNetwork:
             columns.append(edges)
             nodes = self._edge_sources[edges]
             nodes[edges == self._padding] = start
-        if len(columns) > self._route_edges.shape[2]:
-            pad = ((0, 0), (0, 0), (0, len(columns) - self._route_edges.shape[2]))
-            self._route_edges = np.pad(self._route_edges, pad, constant_values=self._padding)
-        row = self._route_edges[source]
+        self._make_room(len(columns))
+        row = self._route_edges[self._num_rows]
         row[:] = self._padding
         latency_s = np.zeros(len(nodes))
         for column, edges in enumerate(reversed(columns)):
             row[:, column] = edges
             latency_s += self._edge_latency_s[edges]
-        self._latency_s[source] = np.where(is_reached, latency_s, np.inf)
-        self._is_filled[source] = True
+        self._latency_s[self._num_rows] = np.where(is_reached, latency_s, np.inf)
+        self._rows[source] = self._num_rows
+        self._num_rows += 1
+
+    def _make_room(self, num_hops: int) -> None:
+        """Widen the tables for routes of `num_hops`, and double their rows when they are full."""
+        num_rows, num_devices, width = self._route_edges.shape
+        rows = min(2 * num_rows, num_devices) if self._num_rows == num_rows else num_rows
+        if rows > num_rows or num_hops > width:
+            pad = ((0, rows - num_rows), (0, 0), (0, max(0, num_hops - width)))
+            self._route_edges = np.pad(self._route_edges, pad, constant_values=self._padding)
+            self._latency_s = np.pad(self._latency_s, pad[:2])
 
 
 @lru_cache(maxsize=16)

@@ -8,6 +8,7 @@ two hosts share, and traffic of all levels adds up on the NIC itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -59,8 +60,15 @@ def read_fabrics(value: object, fields: Fields) -> dict[str, Fabric]:
     }
 
 
+def check_switch_name(name: str, where: str, fields: Fields) -> None:
+    """Refuse names that could be ids of something in a host."""
+    if not re.fullmatch(r"[\w-]+", name):
+        fields.problem(where, name, "must be letters, digits, - or _", "rename it")
+
+
 def _read_fabric(name: str, value: object, fields: Fields) -> Fabric:
     where = f"fabrics.{name}"
+    check_switch_name(name, where, fields)
     document = fields.mapping({} if value is None else value, where, FABRIC_KEYS)
     latency_s = read_latency(
         document.get("latency", DEFAULT_HOP_LATENCY), f"{where}.latency", fields
@@ -103,6 +111,7 @@ def add_core_switches(value: object, fabrics: Mapping[str, Fabric], build: Graph
     fields = build.fields
     for name, entry in fields.mapping(value, "core_switches").items():
         where = f"core_switches.{name}"
+        check_switch_name(name, where, fields)
         document = fields.mapping(entry, where, CORE_KEYS)
         bytes_per_s = read_bandwidth(document.get("bandwidth"), f"{where}.bandwidth", fields)
         latency = document.get("latency", DEFAULT_HOP_LATENCY)

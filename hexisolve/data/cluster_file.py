@@ -22,7 +22,7 @@ from hexisolve.data.catalogue import (
 )
 from hexisolve.data.cluster import Cluster, Device
 from hexisolve.data.cluster_fabrics import add_core_switches, read_fabrics
-from hexisolve.data.cluster_graph import MAX_DEVICES, GraphBuilder
+from hexisolve.data.cluster_graph import MAX_DEVICES, GraphBuilder, read_bandwidth
 from hexisolve.data.cluster_hosts import OVERRIDE_KEYS, HostGroup, add_host, read_host_group
 from hexisolve.data.cluster_nodes import add_edges, add_nodes, gives_all_figures
 from hexisolve.data.library import resolve_path
@@ -78,7 +78,7 @@ def cluster_from_dict(document: Mapping[str, Any], file: str | None = None) -> C
     build = GraphBuilder(fields)
     _add_hosts(document, types, build)
     add_nodes(document.get("nodes", []), types, build)
-    add_edges(document.get("edges", []), build)
+    add_edges(document.get("edges", []), build, check_ends=not fields.problems)
     devices = build.devices()
     if not devices and not fields.problems:
         fields.problem("hosts", None, "the cluster has no devices", "give at least one host")
@@ -110,7 +110,7 @@ def _used_types(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for group, host in hosts.items() if isinstance(hosts, Mapping) else ():
         devices = host.get("devices") if isinstance(host, Mapping) else None
         for entry in devices if isinstance(devices, list) else [devices]:
-            if isinstance(entry, Mapping) and entry.get("type") is not None:
+            if isinstance(entry, Mapping) and isinstance(entry.get("type"), str | int):
                 yield str(entry["type"]), f"hosts.{group}.devices.type"
     nodes = document.get("nodes")
     for index, node in enumerate(nodes if isinstance(nodes, list) else ()):
@@ -146,17 +146,12 @@ def _add_hosts(
         fields.problem("hosts", num_devices, f"more than {MAX_DEVICES} devices in all",
                        "correct `count`")  # fmt: skip
         return
-    for fabric in fabrics:
-        _check_fabric_name(fabric, groups, fields)
+    if fields.problems:
+        return  # half a graph would only bring follow-up problems
     for group in groups:
         for index in range(group.count):
             add_host(group, index, fabrics, build)
     add_core_switches(document.get("core_switches", {}), fabrics, build)
-
-
-def _check_fabric_name(fabric: str, groups: list[HostGroup], fields: Fields) -> None:
-    if any(fabric == group.host(index) for group in groups for index in range(group.count)):
-        fields.problem(f"fabrics.{fabric}", fabric, "is also the id of a host", "rename it")
 
 
 def _read_overrides(value: object, groups: list[HostGroup], fields: Fields) -> None:
@@ -193,6 +188,9 @@ def _read_overrides(value: object, groups: list[HostGroup], fields: Fields) -> N
             continue
         figures = fields.mapping(entry, where, OVERRIDE_KEYS)
         read_figures(figures, where, fields)
+        for key in ("link_bandwidth", "nic_bandwidth"):
+            if key in figures:
+                read_bandwidth(figures[key], f"{where}.{key}", fields)
         if slot is not None and "nic_bandwidth" in figures:
             fields.problem(f"{where}.nic_bandwidth", None, "belongs to a host, not to a device")
         group.overrides.setdefault((host, slot), {}).update(figures)

@@ -12,7 +12,7 @@ from hexisolve.units import format_bytes_per_s, parse_bytes_per_s, parse_seconds
 if TYPE_CHECKING:
     import networkx
 
-MAX_DEVICES = 65_536
+MAX_DEVICES = 16_384
 _MAX_LINK_BYTES_PER_S = 1e15
 _USUAL_LINK_BYTES_PER_S = (1e8, 2e13)
 _MAX_LATENCY_S = 10.0

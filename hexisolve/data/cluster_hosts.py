@@ -122,6 +122,8 @@ def _read_slots(
         name = document.get("type")
         if name is None:
             fields.problem(f"{at}.type", None, "is missing", "name an accelerator")
+        elif not isinstance(name, str | int):
+            fields.problem(f"{at}.type", name, "must be a name", "describe it under `device_types`")
         elif str(name) in types:
             slots.extend([types[str(name)]] * count)
     if not entries:

@@ -80,15 +80,18 @@ def _with_units(document: Mapping[str, Any], where: str, build: GraphBuilder) ->
     return figures
 
 
-def add_edges(value: object, build: GraphBuilder) -> None:
-    """Add the edges of the section ``edges``; ``both: true`` adds the two directions."""
+def add_edges(value: object, build: GraphBuilder, *, check_ends: bool = True) -> None:
+    """Add the edges of the section ``edges``; ``both: true`` adds the two directions.
+
+    `check_ends` is off when nodes are missing because of other problems.
+    """
     fields = build.fields
     for index, entry in enumerate(fields.items(value, "edges")):
         where = f"edges[{index}]"
         document = fields.mapping(entry, where, EDGE_KEYS)
         ends = [fields.text(document.get(end), f"{where}.{end}") for end in ("source", "target")]
         for end, node in zip(("source", "target"), ends, strict=True):
-            if node not in build.nodes and document.get(end) is not None:
+            if check_ends and node not in build.nodes and document.get(end) is not None:
                 fields.problem(f"{where}.{end}", node, "is no node of this file",
                                nearest(node, build.nodes))  # fmt: skip
         if ends[0] == ends[1]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hexisolve.data.cluster import Cluster
+from hexisolve.data.cluster import Cluster, check_dtype
 from hexisolve.data.constants import CostConstants
 from hexisolve.data.model_spec import ModelSpec
 from hexisolve.data.workload import Workload
+from hexisolve.errors import InstanceError
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Instance:
     model: ModelSpec
     workload: Workload
     cost: CostConstants = field(default_factory=CostConstants)
+
+    def __post_init__(self) -> None:
+        problems = check_dtype(self.cluster, self.workload.dtype)
+        if problems:
+            raise InstanceError(problems)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form that carries everything inline."""
@@ -35,14 +41,10 @@ class Instance:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], file: str | None = None) -> Instance:
-        """Inverse of `to_dict` (everything inline; names and paths: `instance_file.read`)."""
-        model = document["model"]
-        return cls(
-            Cluster.from_dict(document["cluster"], file),
-            ModelSpec.from_config(model["config"], model.get("name", "")),
-            Workload.from_dict(document["workload"], file),
-            CostConstants.from_dict(document.get("cost", {}), file),
-        )
+        """Inverse of `to_dict`; raises InstanceError with every problem of every section."""
+        from hexisolve.data.instance_file import instance_from_dict
+
+        return instance_from_dict(document, file)
 
     @cached_property
     def digest(self) -> str:

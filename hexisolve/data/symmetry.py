@@ -59,31 +59,37 @@ def host_classes(cluster: Cluster) -> Classes:
 
 
 def switch_classes(cluster: Cluster) -> Classes:
-    """Classes of switches that can be exchanged with what hangs on them alone.
+    """Classes of switches that can be exchanged with what hangs on them.
 
-    Inside a host these are devices (and one host makes a class), in a network hosts; what hangs
-    on two switches stays out.
+    Inside a host these are devices (and one host makes a class), in a network hosts and smaller
+    switches. A switch whose members also hang on another one, neither smaller nor larger, stands
+    for itself alone.
     """
     graph = cluster.graph
     hosts, devices = _host_sets(cluster), _device_sets(cluster)
     node2host = {node: host for host, nodes in hosts.items() for node in nodes}
-    sets: dict[str, list[str]] = {}
+    places, members = {}, {}
     for switch in (node for node in graph if graph.nodes[node]["kind"] == "switch"):
+        places[switch] = node2host.get(switch, "")
         neighbours = _neighbours(graph, switch)
-        if switch in node2host:
-            members = {node: devices[node] for node in neighbours if node in devices}
-        else:
-            names = {node2host[node]: None for node in neighbours if node in node2host}
-            members = {host: hosts[host] for host in names if len(names) < len(hosts)}
-        sets[switch] = [switch, *(node for nodes in members.values() for node in nodes)]
-    sizes = {switch: len(nodes) for switch, nodes in sets.items()}
-    owner: dict[str, str] = {}
-    for switch in sorted(sets, key=lambda name: sizes[name]):  # the smallest group owns a node
-        for node in sets[switch]:
-            owner.setdefault(node, switch)
-    own = {switch: [n for n in nodes if owner[n] == switch] for switch, nodes in sets.items()}
-    places = {switch: node2host.get(switch, "") for switch in sets}
-    return _classes(graph, own, places)
+        members[switch] = {
+            node if places[switch] else node2host[node]
+            for node in neighbours
+            if (node in devices if places[switch] else node in node2host)
+        }
+    sets: dict[str, list[str]] = {}
+    for switch, place in places.items():
+        own, contents = members[switch], devices if place else hosts
+        sisters = [other for other in places if places[other] == place and other != switch]
+        is_nested = all(
+            members[other] < own or own < members[other] or not members[other] & own
+            for other in sisters
+        )
+        sets[switch] = [switch]
+        if is_nested and len(own) < len(contents):
+            sets[switch] += [node for unit in contents if unit in own for node in contents[unit]]
+            sets[switch] += [other for other in sisters if members[other] and members[other] < own]
+    return _classes(graph, sets, places)
 
 
 def _device_sets(cluster: Cluster) -> dict[str, list[str]]:
