@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from hexisolve.cost.communication import Flow, edge_bytes, exchange_time_s
+from hexisolve.cost.communication import flow_network
 from hexisolve.data.cluster import Edge, Route
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import LayerSpec
@@ -21,7 +21,7 @@ Traffic = Mapping[tuple[str, str], float]
 EdgeBytes = Mapping[Edge, float]
 
 _MAX_ENTRIES = 200_000
-_MAX_SMALL = 48
+_MAX_SMALL = 1000
 
 
 class Exchange(NamedTuple):
@@ -99,10 +99,21 @@ class PriceBook:
         return max(num_bytes / rates[edge] for edge, num_bytes in edges.items())
 
     def _large_exchange(self, traffic: Traffic) -> Exchange:
-        cluster = self.instance.cluster
-        flows = [Flow(source, target, num_bytes) for (source, target), num_bytes in traffic.items()]
-        efficiency = self.instance.cost.link_efficiency
-        return Exchange(exchange_time_s(cluster, flows, efficiency), edge_bytes(cluster, flows))
+        moving = [
+            (*pair, num_bytes)
+            for pair, num_bytes in traffic.items()
+            if num_bytes > 0 and pair[0] != pair[1]
+        ]
+        if not moving:
+            return NO_EXCHANGE
+        network = flow_network(self.instance.cluster)
+        sources = [network.device_index[source] for source, _, _ in moving]
+        targets = [network.device_index[target] for _, target, _ in moving]
+        total = network.zeros()
+        network.add_edge_bytes(total, sources, targets, [num_bytes for _, _, num_bytes in moving])
+        edges = {network.edges[idx]: float(total[idx]) for idx in total.nonzero()[0]}
+        latency_s = float(network.pair_latency_s(sources, targets).max())
+        return Exchange(self.busiest_s(edges) + latency_s, edges)
 
 
 class _ByIdentity:
