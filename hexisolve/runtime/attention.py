@@ -13,6 +13,7 @@ Source: FlashAttention-2 (arXiv 2307.08691), section 2; the ring merge of arXiv 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -177,7 +178,7 @@ def eager_backward(
     wide_dout = dout_LNH.to(scores.dtype)
     delta_NL1 = (wide_dout * out_LNH.to(scores.dtype)).sum(-1).transpose(0, 1)[..., None]
     dweights = torch.einsum("lnh,snh->nls", wide_dout, v_SNH.to(scores.dtype))
-    dscores = weights * (dweights - delta_NL1) * q_LNH.shape[-1] ** -0.5
+    dscores = weights * (dweights - delta_NL1) / math.sqrt(q_LNH.shape[-1])
     dq_LNH = torch.einsum("nls,snh->lnh", dscores, k_SNH.to(scores.dtype))
     dk_SNH = torch.einsum("nls,lnh->snh", dscores, q_LNH.to(scores.dtype))
     dv_SNH = torch.einsum("nls,lnh->snh", weights, wide_dout)
@@ -191,7 +192,7 @@ def eager_backward(
 def _eager_scores(q_LNH: Tensor, k_SNH: Tensor, mask: BlockMask) -> Tensor:
     wide = wide_dtype(q_LNH.dtype)
     scores = torch.einsum("lnh,snh->nls", q_LNH.to(wide), k_SNH.to(wide))
-    scores = scores * q_LNH.shape[-1] ** -0.5
+    scores *= 1 / math.sqrt(q_LNH.shape[-1])
     hidden = mask.hidden(q_LNH.shape[0], k_SNH.shape[0], q_LNH.device)
     return scores if hidden is None else scores.masked_fill(hidden, NEG_INF)
 

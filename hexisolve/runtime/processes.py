@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import Store
 
 from hexisolve.errors import HexisolveError, RuntimeMismatchError
 from hexisolve.program.rank_program import Programs
@@ -108,7 +111,7 @@ def run_local(
     on_step
         Called in this process after every step.
     start_method
-        ``fork`` (0.2 s) unless CUDA is in use here, else ``spawn`` (5 s).
+        ``fork`` (0.2 s) on CPU, ``spawn`` (5 s) on CUDA, by default.
     num_processes
         Processes to start; must be the number of ranks, which is the default.
 
@@ -122,10 +125,10 @@ def run_local(
     refuse_unsupported(job.programs)
     num_ranks = len(job.programs.ranks)
     check_world_size(job.programs, num_ranks if num_processes is None else num_processes)
-    method = start_method or ("spawn" if torch.cuda.is_initialized() else "fork")
-    context = multiprocessing.get_context(method)
+    method = start_method or ("spawn" if job.settings.device.type == "cuda" else "fork")
+    context = _context(method)
     # The store listens before anyone connects and picks a free port itself.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     watched = _Watched()
     try:
         for rank in range(num_ranks):
@@ -145,22 +148,37 @@ def run_local(
             connection.close()
 
 
+def _context(method: StartMethod) -> SpawnContext | ForkContext:
+    # Two calls, so that each has its own type (the common base class has no `Process`).
+    if method == "spawn":
+        return multiprocessing.get_context("spawn")
+    return multiprocessing.get_context("fork")
+
+
 @dataclass
 class _Watched:
-    """The processes of a job and what is known of them."""
+    """The processes of a job and what is known of them.
+
+    Parameters
+    ----------
+    silent
+        Ranks whose connection is closed and read to its end: they will tell nothing more.
+    """
 
     processes: list[BaseProcess] = field(default_factory=list)
     connections: dict[Connection, int] = field(default_factory=dict)
     done: dict[int, RankDone] = field(default_factory=dict)
     failed: dict[int, RankFailed] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
 
     def lost(self) -> dict[int, int]:
         """Rank -> exit code of processes that ended without a word."""
-        return {
-            rank: process.exitcode
-            for rank, process in enumerate(self.processes)
-            if process.exitcode is not None and rank not in self.done and rank not in self.failed
-        }
+        found = {}
+        for rank in self.silent - set(self.done) - set(self.failed):
+            code = self.processes[rank].exitcode
+            if code is not None:
+                found[rank] = code
+        return found
 
 
 def _watch(
@@ -181,7 +199,9 @@ def _watch(
                 message = connection.recv()
             except (EOFError, ConnectionResetError):
                 # The process is ending; its exit code tells why.
-                watched.processes[open_connections.pop(connection)].join(END_S)
+                rank = open_connections.pop(connection)
+                watched.silent.add(rank)
+                watched.processes[rank].join(END_S)
                 continue
             if isinstance(message, StepDone) and on_step is not None:
                 on_step(message)
@@ -252,7 +272,7 @@ def _run_rank(rank: int, job: Job, port: int, connection: Connection) -> None:
     torch.set_num_threads(1)
     try:
         timeout = timedelta(seconds=job.timeout_s)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         join_group(rank, len(job.programs.ranks), store, job.settings.device, job.timeout_s)
         run = DistributedRun(job.programs, rank, job.settings, job.timeout_s)
         for step in range(job.num_steps):
@@ -277,7 +297,7 @@ def _run_rank(rank: int, job: Job, port: int, connection: Connection) -> None:
 
 
 def join_group(
-    rank: int, world_size: int, store: dist.Store | None, device: torch.device, timeout_s: float
+    rank: int, world_size: int, store: Store | None, device: torch.device, timeout_s: float
 ) -> None:
     """Create the default process group: gloo on CPU, NCCL (untested) on CUDA.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hexisolve.data.instance import Instance
 from hexisolve.errors import RuntimeMismatchError
 from hexisolve.plan.plan import Plan
-from hexisolve.program.compile import compile_plan
+from hexisolve.program.compile import DEFAULT_RING_BLOCKS, compile_plan
 from hexisolve.program.rank_program import Programs
 from hexisolve.runtime.architecture import Architecture
 from hexisolve.runtime.corpus import Batch, random_batch
@@ -84,6 +84,7 @@ def verify_virtual(
     seed: int = 0,
     dtype: str = "float64",
     rank_order_seed: int | None = None,
+    ring_blocks: int = DEFAULT_RING_BLOCKS,
 ) -> Verification:
     """Run one step of a plan with all ranks in this process and compare with one device.
 
@@ -97,6 +98,8 @@ def verify_virtual(
         ``float64``, ``float32`` or ``bfloat16``.
     rank_order_seed
         Random order of ranks; None for the fixed one.
+    ring_blocks
+        Blocks of KV aimed at per ring.
 
     Raises
     ------
@@ -106,7 +109,7 @@ def verify_virtual(
         When the programs deadlock or do not fit together.
     """
     begun_s = time.perf_counter()
-    programs = compile_plan(instance, plan)
+    programs = compile_plan(instance, plan, ring_blocks=ring_blocks)
     architecture = Architecture.of(instance.model)
     batch = random_batch(programs.sequence_lengths, architecture.vocab_size, seed)
     settings = RunSettings(dtype=DTYPES[dtype], seed=seed, style="probe", keeps_gradients=True)
@@ -124,6 +127,7 @@ def verify_processes(
     timeout_s: float = 60.0,
     batch: Batch | None = None,
     style: Style = "probe",
+    ring_blocks: int = DEFAULT_RING_BLOCKS,
 ) -> Verification:
     """Run one float64 step of a plan with one gloo process per rank and compare.
 
@@ -140,7 +144,7 @@ def verify_processes(
         As `verify_virtual`; also when a process is lost.
     """
     begun_s = time.perf_counter()
-    programs = compile_plan(instance, plan)
+    programs = compile_plan(instance, plan, ring_blocks=ring_blocks)
     architecture = Architecture.of(instance.model)
     if batch is None:
         batch = random_batch(programs.sequence_lengths, architecture.vocab_size, seed)
