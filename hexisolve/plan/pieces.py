@@ -5,9 +5,10 @@
 2. Documents, longest first (ties in chunk order), go whole to the group with most room left
    (ties to the earlier group) while one has room; those that fit nowhere are cut afterwards,
    again longest first, taking all the room of the roomiest group, then of the next.
-3. A cut document is laid zig-zag over its groups in ring order: each owns one piece of the front
-   and the mirrored piece of the back, so its causal pairs are ``S_g C + S_g (s + 1) / 2`` for even
-   S_g. The odd tokens go to front and back in turn.
+3. A cut document is laid zig-zag over its groups, those with an even number of its tokens first,
+   else in ring order: each owns one piece of the front and the mirrored piece of the back, so its
+   causal pairs are exactly ``S_g C + S_g (s + 1) / 2`` for even S_g, whatever the sizes. Odd groups
+   take their odd token from front and back in turn.
 4. A group's tokens, in (chunk order, position) order, are dealt to its ranks consecutively.
 """
 
@@ -99,7 +100,8 @@ def _zigzag(whole: Slice, sizes: Sequence[int]) -> list[tuple[int, Slice]]:
     """Rule 3: (group, piece) pairs that cover `whole`, empty pieces left out."""
     pieces = []
     front, back, odd_to_front = whole.start, whole.stop, True
-    for group, size in enumerate(sizes):
+    for group in sorted(range(len(sizes)), key=lambda group: sizes[group] % 2):
+        size = sizes[group]
         num_front = size // 2
         if size % 2:
             num_front += odd_to_front
