@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from hexisolve.data.cluster import Cluster
 from hexisolve.data.instance import Instance
@@ -87,9 +88,7 @@ def stage(
     names = iter(devices)
     shares = iter(state_shares or [1] * sum(len(group) for group in groups))
     ring = tuple(
-        HeadGroup(
-            tuple(Rank(next(names), tokens, heads, next(shares)) for tokens, heads in group)
-        )
+        HeadGroup(tuple(Rank(next(names), tokens, heads, next(shares)) for tokens, heads in group))
         for group in groups
     )
     return Stage(layers, ring, ring_kind, zero, zero3_gradients)  # type: ignore[arg-type]
@@ -117,9 +116,7 @@ def plan(
         for own in stages
     )
     pipeline = Pipeline(tuple(chunks), tuple(tuple(row) for row in rows), per_stage)
-    return Plan(
-        Layout((Replica(tuple(stages)),)), BatchPlan((ReplicaBatch((pipeline,)),))
-    )
+    return Plan(Layout((Replica(tuple(stages)),)), BatchPlan((ReplicaBatch((pipeline,)),)))
 
 
 def make(
@@ -245,6 +242,57 @@ def three_stages() -> tuple[Instance, Plan]:
     middle = ((1, 3), [[(1, (0, 6))]])
     last = ((3, 4), [[(2, (0, 4)), (1, (4, 6))]])
     return make([first, middle, last], [[0], [1], [2], [3]], [12, 17, 8, 21])
+
+
+def large(
+    num_ranks: int = 128,
+    num_stages: int = 4,
+    num_layers: int = 40,
+    num_chunks: int = 8,
+    num_groups: int = 4,
+    *,
+    context_tokens: int = 65_536,
+    num_heads: int = 40,
+    zero: ZeroMode = 1,
+) -> tuple[Instance, Plan]:
+    """A plan of many ranks: every stage a ring of head groups with uneven shards and heads.
+
+    A few layers of each stage recompute fully, the others the default way.
+    """
+    num_groups = min(num_groups, num_ranks // num_stages)
+    group_size = num_ranks // num_stages // num_groups
+    edges = [num_layers * idx // num_stages for idx in range(num_stages + 1)]
+    stages = []
+    for idx in range(num_stages):
+        groups = []
+        for group_idx in range(num_groups):
+            cuts = [num_heads * rank // group_size for rank in range(group_size + 1)]
+            groups.append(
+                [
+                    (97 + 13 * group_idx + 5 * rank, (cuts[rank], cuts[rank + 1]))
+                    for rank in range(group_size)
+                ]
+            )
+        stages.append(((edges[idx], edges[idx + 1]), groups))
+    model = llama_like(
+        "large", 128 * num_heads, num_layers, num_heads, num_heads, 13_824, 32_000, head_dim=128
+    )
+    instance, whole = make(
+        stages,
+        [[idx] for idx in range(num_chunks)],
+        [context_tokens] * num_chunks,
+        model=model,
+        zero=zero,
+        dtype="bf16",
+    )
+    (batch,) = whole.batch.replicas
+    (pipeline,) = batch.pipelines
+    recompute: tuple[tuple[dict[Policy, int], ...], ...] = tuple(
+        tuple({"full": 1, "layer": own.num_layers - 1} for _ in range(num_chunks))
+        for own in whole.layout.replicas[0].stages
+    )
+    mixed = replace(pipeline, recompute=recompute)
+    return instance, replace(whole, batch=BatchPlan((ReplicaBatch((mixed,)),)))
 
 
 CASES: Mapping[str, Callable[[], tuple[Instance, Plan]]] = {
