@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hexisolve.data.cluster_graph import GraphBuilder, read_bandwidth, read_latency
+from hexisolve.data.cluster_graph import MAX_DEVICES, GraphBuilder, read_bandwidth, read_latency
 from hexisolve.data.reading import Fields, nearest
 
 FABRIC_KEYS = ("latency", "oversubscription", "levels")
@@ -80,8 +80,8 @@ def _read_fabric(name: str, value: object, fields: Fields) -> Fabric:
     levels = []
     for index, entry in enumerate(fields.items(document.get("levels", []), f"{where}.levels")):
         levels.append(_read_level(entry, f"{where}.levels[{index}]", latency_s, fields))
-    sizes = [level.num_hosts for level in levels[:-1]]
-    if None in sizes or sizes != sorted(set(sizes), key=lambda size: size or 0):
+    sizes = [level.num_hosts or MAX_DEVICES for level in levels]
+    if sizes != sorted(set(sizes)):
         fields.problem(f"{where}.levels", sizes, "must grow in `hosts` from level to level",
                        "leave `hosts` out of the last level only")  # fmt: skip
     if not levels or levels[-1].num_hosts is not None:

@@ -80,7 +80,8 @@ def cluster_from_dict(document: Mapping[str, Any], file: str | None = None) -> C
     add_nodes(document.get("nodes", []), types, build)
     add_edges(document.get("edges", []), build, check_ends=not fields.problems)
     devices = build.devices()
-    if not devices and not fields.problems:
+    is_empty = not document.get("hosts") and not document.get("nodes")
+    if is_empty or not (devices or fields.problems):
         fields.problem("hosts", None, "the cluster has no devices", "give at least one host")
     fields.finish()
     _warn(fields, devices)

@@ -218,9 +218,7 @@ def test_contention_per_level_gives_the_measured_rates(shared_data: Path) -> Non
 def test_eight_stages_beat_sixteen_under_contention() -> None:
     cluster = contended({4: 44.4, 8: 26.15, 16: 14.67})
     work_s, num_bytes, num_chunks = 1.0, 5e9, 16
-    period_s = {
-        stages: work_s / stages + ring_s(cluster, stages, num_bytes) for stages in (8, 16)
-    }
+    period_s = {stages: work_s / stages + ring_s(cluster, stages, num_bytes) for stages in (8, 16)}
     step_s = {stages: (num_chunks + stages - 1) * period for stages, period in period_s.items()}
     assert step_s[8] < step_s[16]
 

@@ -64,7 +64,7 @@ def test_a_slower_port_parts_hosts() -> None:
 
 def test_devices_with_rails_take_their_nics_along() -> None:
     symmetry = find_symmetry(Cluster.read("two-fabrics"))
-    assert ("h100-0.0", "h100-0.1") == symmetry.device_classes[0][:2]
+    assert len(symmetry.device_classes[0]) == 8
     assert ("a100-0.0", "a100-0.1") in symmetry.device_classes
 
 
