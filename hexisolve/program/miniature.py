@@ -29,6 +29,7 @@ from hexisolve.plan.plan import (
     Stage,
 )
 from hexisolve.plan.schedule import parse_operation
+from hexisolve.program.supported import refuse_slices
 
 CHUNK_TOKENS = 256
 HEAD_DIM = 2
@@ -69,10 +70,13 @@ def miniature(instance: Instance, plan: Plan, *, keep: Collection[str] = ()) -> 
     ------
     ValueError
         When `keep` names something else.
+    UnsupportedPlanError
+        When the plan cuts sequences in slices.
     """
     unknown = sorted(set(keep) - set(REDUCTIONS))
     if unknown:
         raise ValueError(f"cannot keep {unknown}; choose from {', '.join(REDUCTIONS)}")
+    refuse_slices(instance, plan)
     batch = plan.batch if "chunks" in keep else _fewer_chunks(plan)
     layout, batch, lengths = _fewer_tokens(plan.layout, batch, is_kept="tokens" in keep)
     if "layers" not in keep:
@@ -91,15 +95,12 @@ def miniature(instance: Instance, plan: Plan, *, keep: Collection[str] = ()) -> 
 
 
 def _fewer_chunks(plan: Plan) -> BatchPlan:
-    """Keep the first min(n, P + 2) chunks of every pipeline; all where sequences are cut."""
+    """Keep the first min(n, P + 2) chunks of every pipeline."""
     replicas = []
     for replica, batch in zip(plan.layout.replicas, plan.batch.replicas, strict=True):
         pipelines = []
         for pipeline in batch.pipelines:
             num_kept = min(len(pipeline.chunks), len(replica.stages) + 2)
-            sequences = [part.sequence for chunk in pipeline.chunks for part in chunk.slices]
-            if len(set(sequences)) < len(sequences):
-                num_kept = len(pipeline.chunks)
             pipelines.append(
                 Pipeline(
                     pipeline.chunks[:num_kept],
