@@ -23,7 +23,6 @@ from hexisolve.errors import (
     InstanceError,
     NoPlanError,
     PlanError,
-    RuntimeMismatchError,
     UnsupportedPlanError,
 )
 
@@ -71,7 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (
             InstanceError,
             BackendUnavailableError,
-            RuntimeMismatchError,
             UnsupportedPlanError,
         ) as error:
             shell.say(str(error))

@@ -1,13 +1,28 @@
-"""``hexisolve run``: train with a plan on local processes, or under torchrun."""
+"""``hexisolve run``: train with a plan on local processes, or as one rank under torchrun."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hexisolve.commands.arguments import positive_seconds, whole_number
 from hexisolve.commands.plans import legal_plan_from
+from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
+from hexisolve.commands.training import (
+    MAX_LOSS_DIFFERENCE,
+    StepPrinter,
+    is_exact,
+    summary_document,
+    summary_lines,
+)
+from hexisolve.errors import InstanceError
+
+if TYPE_CHECKING:
+    from hexisolve.plan.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,11 +32,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="FOLDER", type=Path,
         help="folder of text, tokenised by bytes; without it, Python's own standard library",
     )  # fmt: skip
-    parser.add_argument("--steps", metavar="N", type=whole_number, default=10, help="default 10")
-    parser.add_argument("--verify", action="store_true", help="compare with one process first")
+    parser.add_argument(
+        "--steps", metavar="N", type=whole_number, default=10, help="default %(default)s"
+    )
+    parser.add_argument(
+        "--verify", action="store_true",
+        help="train one process beside, compare every loss, and the first gradients in float64",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=("float32", "float64", "bfloat16"), default="float32",
+        help="default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--learning-rate", metavar="R", type=_rate, default=3e-4, help="default %(default)s"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
+    parser.add_argument(
+        "--timeout", metavar="S", type=positive_seconds, default=120.0,
+        help="seconds after which a silent rank is given up; default %(default)g",
+    )  # fmt: skip
+    parser.add_argument(
+        "--processes", metavar="N", type=whole_number,
+        help="processes to start; must be the ranks of the plan, which is the default",
+    )  # fmt: skip
     parser.set_defaults(instance=None)
+
+
+def _rate(text: str) -> float:
+    """A learning rate above 0."""
+    return positive_seconds(text)
 
 
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Train; print one line per step and a summary."""
-    return 0
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _run_rank(args, shell)
+    from hexisolve.plan.evaluate import evaluate
+    from hexisolve.runtime.launch import train
+
+    instance, plan = legal_plan_from(args)
+    _check_processes(args.processes, plan)
+    printer = StepPrinter(shell, evaluate(instance, plan).step_time_s, args.verify)
+    with progress(shell, f"starting {len(plan.layout.ranks)} processes"):
+        summary = train(
+            instance,
+            plan,
+            data=args.data,
+            num_steps=args.steps,
+            dtype=args.dtype,
+            learning_rate=args.learning_rate,
+            seed=args.seed,
+            verify=args.verify,
+            timeout_s=args.timeout,
+            on_step=printer,
+        )
+    if shell.is_json:
+        document = {"summary": True} | summary_document(summary)
+        document["predicted_step_time_s"] = printer.predicted_step_time_s
+        shell.write_json(document, indent=None)
+    else:
+        shell.show(*summary_lines(summary))
+    tolerance = 1e-10 if args.dtype == "float64" else MAX_LOSS_DIFFERENCE
+    return 0 if not args.verify or is_exact(summary, tolerance) else 1
+
+
+def _check_processes(num_processes: int | None, plan: Plan) -> None:
+    num_ranks = len(plan.layout.ranks)
+    if num_processes is not None and num_processes != num_ranks:
+        raise InstanceError.single(
+            "--processes", num_processes, f"the plan has {num_ranks} ranks",
+            f"start {num_ranks}, or solve for a cluster of {num_processes} devices",
+        )  # fmt: skip
+
+
+def _run_rank(args: argparse.Namespace, shell: Shell) -> int:
+    """Be the one rank that torchrun made this process."""
+    from hexisolve.runtime.entry import main
+
+    legal_plan_from(args)
+    if args.verify:
+        raise InstanceError.single(
+            "--verify", None, "needs local processes", "leave torchrun out, or use `verify PLAN`"
+        )
+    options = [
+        str(args.plan),
+        *("--steps", str(args.steps), "--dtype", args.dtype, "--seed", str(args.seed)),
+        *("--learning-rate", str(args.learning_rate), "--timeout", str(args.timeout)),
+        *(() if args.data is None else ("--data", str(args.data))),
+    ]
+    with contextlib.redirect_stdout(shell.out):
+        return main(options)

@@ -77,8 +77,32 @@ def answer_document(answer: Answer) -> dict[str, Any]:
     from hexisolve.plan.io import plan_to_dict
     from hexisolve.report.price import price_document
 
-    result = answer.result
-    plan = result.plan
+    plan = answer.result.plan
+    return result_document(answer.result) | {
+        "baselines": {name: entry.step_time_s for name, entry in answer.baselines.items()},
+        "plan": None if plan is None else plan_to_dict(plan),
+        "price": None if plan is None else price_document(evaluate(answer.instance, plan)),
+    }
+
+
+def comparison_document(answer: Answer) -> dict[str, Any]:
+    """The JSON of `compare`: the result, and every baseline with its ratio and reason."""
+    best_s = answer.result.objective_s
+    document = result_document(answer.result)
+    document["baselines"] = {
+        name: {
+            "step_time_s": entry.step_time_s,
+            "of_hexisolve": entry.step_time_s / best_s if entry.step_time_s and best_s else None,
+            "one_replica": entry.one_replica,
+            "reason": entry.reason,
+        }
+        for name, entry in answer.baselines.items()
+    }
+    return document
+
+
+def result_document(result: Result) -> dict[str, Any]:
+    """Status, limit, objective, bound and gap."""
     return {
         "status": result.status,
         "limit": result.limit,
@@ -88,9 +112,6 @@ def answer_document(answer: Answer) -> dict[str, Any]:
         "wall_s": result.wall_s,
         "backend": result.backend,
         "diagnosis": result.diagnosis,
-        "baselines": {name: entry.step_time_s for name, entry in answer.baselines.items()},
-        "plan": None if plan is None else plan_to_dict(plan),
-        "price": None if plan is None else price_document(evaluate(answer.instance, plan)),
     }
 
 

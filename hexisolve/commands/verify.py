@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from hexisolve.commands.plans import legal_plan_from
-from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 
 TOLERANCE = 1e-10

@@ -47,7 +47,7 @@ def _layers(model: ModelSpec) -> Table:
         shapes.setdefault(layer, []).append(index)
     for layer, indices in shapes.items():
         attention, mlp = layer.attention, layer.mlp
-        kind = attention.kind
+        kind: str = attention.kind
         if attention.window_tokens is not None:
             kind += f" {attention.window_tokens:,}"
         if attention.kv_latent_dim is not None:

@@ -69,7 +69,8 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         [*PYTHON, "show", "mixed-1024", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read()

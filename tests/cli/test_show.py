@@ -60,8 +60,10 @@ def test_show_instance(shell, inputs: Path) -> None:
 
 def test_show_plan_says_why(shell, plan_path: Path) -> None:
     text = shell("show", plan_path).out
-    for word in ("tokens/s", "share of peak", "compute", "exchange", "idle", "states",
-                 "activations", "K and V", "buffers", "logits", "reserve", "recompute"):  # fmt: skip
+    for word in (
+        "tokens/s", "share of peak", "compute", "exchange", "idle", "states",
+        "activations", "K and V", "buffers", "logits", "reserve", "recompute",
+    ):  # fmt: skip
         assert word in text, word
 
 

@@ -1,0 +1,104 @@
+"""A training run on the screen: one line per step, and what it proved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hexisolve.commands.shell import Shell
+from hexisolve.units import format_seconds
+
+if TYPE_CHECKING:
+    from hexisolve.runtime.launch import StepRecord, TrainingSummary
+
+MAX_LOSS_DIFFERENCE = 1e-4
+"""Relative, at every step, in float32: the sums of ranks are rounded in another order."""
+MAX_GRADIENT_DIFFERENCE = 1e-10
+"""Absolute, in float64, first step."""
+
+
+class StepPrinter:
+    """Prints every step as it is done; give it to `train(on_step=...)`."""
+
+    def __init__(self, shell: Shell, predicted_step_time_s: float, verifies: bool) -> None:
+        self.shell = shell
+        self.predicted_step_time_s = predicted_step_time_s
+        self.verifies = verifies
+        self.num_printed = 0
+
+    def __call__(self, record: StepRecord) -> None:
+        """Print one step."""
+        if self.shell.is_json:
+            document = asdict(record) | {
+                "relative_difference": record.relative_difference,
+                "predicted_step_time_s": self.predicted_step_time_s,
+            }
+            self.shell.write_json(document, indent=None)
+            return
+        if self.num_printed == 0:
+            beside = f"{'one process':>12}{'difference':>12}" if self.verifies else ""
+            self._line(f"{'step':>5}{'loss':>12}{beside}{'tokens/s':>12}{'step time':>12}")
+        self.num_printed += 1
+        beside = ""
+        if record.reference_loss is not None and record.relative_difference is not None:
+            beside = f"{record.reference_loss:>12.6f}{record.relative_difference:>12.1e}"
+        self._line(
+            f"{record.step:>5}{record.loss:>12.6f}{beside}{record.tokens_per_s:>12,.0f}"
+            f"{format_seconds(record.step_time_s):>12}"
+        )
+
+    def _line(self, text: str) -> None:
+        self.shell.out.write(text + "\n")
+        self.shell.out.flush()
+
+
+def is_exact(summary: TrainingSummary, max_loss_difference: float = MAX_LOSS_DIFFERENCE) -> bool:
+    """Whether every loss and the first gradients are those of one process."""
+    loss_difference = summary.max_relative_difference
+    return (
+        loss_difference is not None
+        and loss_difference <= max_loss_difference
+        and summary.gradients is not None
+        and summary.gradients.ok(MAX_GRADIENT_DIFFERENCE)
+    )
+
+
+def summary_lines(summary: TrainingSummary) -> list[str]:
+    """What the run did and, if verified, how far it is from one process."""
+    lines = [
+        f"{summary.num_steps} steps of {summary.num_parameters:,} parameters on"
+        f" {summary.num_ranks} processes: loss {summary.first_loss:.4f} to"
+        f" {summary.last_loss:.4f}, {summary.tokens_per_s:,.0f} tokens/s"
+    ]
+    if summary.max_relative_difference is not None:
+        lines.append(
+            f"largest loss difference from one process  {summary.max_relative_difference:.1e}"
+            " relative"
+        )
+    if summary.gradients is not None:
+        lines.append(
+            f"largest gradient difference, float64       "
+            f"{summary.gradients.max_gradient_difference:.1e} absolute"
+            f" ({summary.gradients.worst_parameter})"
+        )
+    return lines
+
+
+def summary_document(summary: TrainingSummary) -> dict[str, Any]:
+    """JSON form of a finished run; differences are null when it was not verified."""
+    gradients = summary.gradients
+    return {
+        "num_steps": summary.num_steps,
+        "num_ranks": summary.num_ranks,
+        "num_parameters": summary.num_parameters,
+        "losses": [record.loss for record in summary.steps],
+        "reference_losses": [record.reference_loss for record in summary.steps],
+        "first_loss": summary.first_loss,
+        "last_loss": summary.last_loss,
+        "tokens_per_s": summary.tokens_per_s,
+        "mean_step_time_s": summary.mean_step_time_s,
+        "wall_s": summary.wall_s,
+        "max_relative_loss_difference": summary.max_relative_difference,
+        "max_gradient_difference": None if gradients is None else gradients.max_gradient_difference,
+        "worst_parameter": None if gradients is None else gradients.worst_parameter,
+    }
