@@ -99,7 +99,7 @@ class Cluster:
     """
 
     name: str
-    graph: networkx.DiGraph
+    graph: networkx.DiGraph[str]
     devices: tuple[Device, ...]
     document: Mapping[str, Any] = field(repr=False)
 

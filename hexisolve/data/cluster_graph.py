@@ -83,14 +83,15 @@ class GraphBuilder:
             if data["kind"] == "device"
         )
 
-    def graph(self) -> networkx.DiGraph:
+    def graph(self) -> networkx.DiGraph[str]:
         """Return the frozen networkx graph."""
         import networkx
 
-        graph: networkx.DiGraph = networkx.DiGraph()
+        graph: networkx.DiGraph[str] = networkx.DiGraph()
         graph.add_nodes_from(self.nodes.items())
         graph.add_edges_from((a, b, data) for (a, b), data in self.edges.items())
-        return networkx.freeze(graph)  # type: ignore[no-any-return,no-untyped-call]
+        frozen: networkx.DiGraph[str] = networkx.freeze(graph)
+        return frozen
 
 
 def device_from(figures: Mapping[str, Any], node: str, device_type: str, host: str) -> Device:

@@ -34,7 +34,7 @@ class Router:
         Number of each node; numbers follow the natural order of names.
     """
 
-    def __init__(self, graph: networkx.DiGraph) -> None:
+    def __init__(self, graph: networkx.DiGraph[str]) -> None:
         names = sorted(graph, key=natural_key)
         self.node_index = {name: index for index, name in enumerate(names)}
         self.edges: tuple[Edge, ...] = tuple(graph.edges)

@@ -105,7 +105,7 @@ def _device_sets(cluster: Cluster) -> dict[str, list[str]]:
     return sets
 
 
-def _neighbours(graph: networkx.DiGraph, node: str) -> list[str]:
+def _neighbours(graph: networkx.DiGraph[str], node: str) -> list[str]:
     return list(dict.fromkeys([*graph.succ[node], *graph.pred[node]]))
 
 
@@ -117,7 +117,7 @@ def _host_sets(cluster: Cluster) -> dict[str, list[str]]:
     return sets
 
 
-def _classes(graph: networkx.DiGraph, sets: dict[str, list[str]], places: Places) -> Classes:
+def _classes(graph: networkx.DiGraph[str], sets: dict[str, list[str]], places: Places) -> Classes:
     """Partition names by exchangeability of their node sets; other places are never compared."""
     compare = _Comparison(graph)
     buckets: dict[Any, list[list[str]]] = {}
@@ -138,7 +138,7 @@ def _classes(graph: networkx.DiGraph, sets: dict[str, list[str]], places: Places
 class _Comparison:
     """Compares node sets of one graph; keeps what it computed per node."""
 
-    def __init__(self, graph: networkx.DiGraph) -> None:
+    def __init__(self, graph: networkx.DiGraph[str]) -> None:
         self.graph = graph
         self._figures: dict[str, tuple[Any, ...]] = {}
 
@@ -179,7 +179,7 @@ class _Comparison:
                         return False
         return True
 
-    def _picture(self, own: Sequence[str], other: Sequence[str]) -> networkx.DiGraph:
+    def _picture(self, own: Sequence[str], other: Sequence[str]) -> networkx.DiGraph[str]:
         """Return the nodes with their inner links; links outwards are part of a node's colour."""
         picture = self.graph.__class__()
         inside, opposite = set(own), set(other)
@@ -198,7 +198,9 @@ class _Comparison:
         return picture
 
 
-def _isomorphisms(first: networkx.DiGraph, second: networkx.DiGraph) -> Iterator[Mapping[str, str]]:
+def _isomorphisms(
+    first: networkx.DiGraph[str], second: networkx.DiGraph[str]
+) -> Iterator[Mapping[str, str]]:
     """Yield the one-to-one mappings that keep colours of nodes and links."""
     from networkx.algorithms.isomorphism import DiGraphMatcher
 
@@ -209,7 +211,7 @@ def _isomorphisms(first: networkx.DiGraph, second: networkx.DiGraph) -> Iterator
     yield from matcher(first, second, node_match=same, edge_match=same).isomorphisms_iter()
 
 
-def _colours(picture: networkx.DiGraph) -> tuple[Any, ...]:
+def _colours(picture: networkx.DiGraph[str]) -> tuple[Any, ...]:
     return _unordered(data["colour"] for _, data in picture.nodes(data=True))
 
 
