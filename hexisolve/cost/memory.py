@@ -48,20 +48,26 @@ def states_bytes(
     return parameters * (weights + kept_gradients + optimizer)
 
 
+def statistic_bytes(e: int) -> int:
+    """Bytes of an rstd or an lse: fp32, or wider where the elements are."""
+    return max(_FP32_BYTES, e)
+
+
 def layer_input_bytes(share: RankShare, hidden_size: int, e: int) -> int:
     """``s_r D e``: the residual stream at the layer's entry."""
     return share.tokens * hidden_size * e
 
 
 def pre_kept_bytes(share: RankShare, layer: LayerSpec, hidden_size: int, e: int) -> int:
-    """PRE: the normed input of the q, k, v projections, and the norm's fp32 rstd.
+    """PRE: the normed input of the q, k, v projections, and the norm's rstd (fp32 or wider).
 
     The norm's input is the layer input, counted there; RoPE saves only the shared tables. MLA
-    keeps its latents before and after their norms.
+    keeps its latents before and after their norms. The norm is the fused kernel of GPUs; on a CPU
+    torch 2.13 composes it and keeps two fp32 copies more (docs/cost-model.md).
     """
     attention = layer.attention
     latent = 2 * ((attention.q_latent_dim or 0) + (attention.kv_latent_dim or 0))
-    return share.tokens * ((hidden_size + latent) * e + _FP32_BYTES)
+    return share.tokens * ((hidden_size + latent) * e + statistic_bytes(e))
 
 
 def queries_kept_bytes(share: RankShare, layer: LayerSpec, e: int) -> int:
@@ -76,8 +82,9 @@ def kv_kept_bytes(share: RankShare, layer: LayerSpec, e: int) -> int:
 
 
 def attention_output_kept_bytes(share: RankShare, layer: LayerSpec, e: int) -> int:
-    """Attention output and fp32 lse in head layout: ``S_g h_r (a_v e + 4)``."""
-    return share.group_tokens * share.q_heads * (layer.attention.v_head_dim * e + _FP32_BYTES)
+    """Attention output and lse in head layout: ``S_g h_r (a_v e + 4)``."""
+    per_head = layer.attention.v_head_dim * e + statistic_bytes(e)
+    return share.group_tokens * share.q_heads * per_head
 
 
 def post_kept_bytes(share: RankShare, layer: LayerSpec, hidden_size: int, e: int) -> int:
@@ -85,7 +92,7 @@ def post_kept_bytes(share: RankShare, layer: LayerSpec, hidden_size: int, e: int
     attention = layer.attention
     width = attention.num_q_heads * attention.v_head_dim + 2 * hidden_size
     inner = _mlp_kept_width(layer.mlp, hidden_size)
-    return share.tokens * ((width + inner) * e + _FP32_BYTES)
+    return share.tokens * ((width + inner) * e + statistic_bytes(e))
 
 
 def _inner_width(mlp: MlpSpec, hidden_size: int) -> int:
