@@ -1,0 +1,215 @@
+"""Links that transfers share: simultaneous jobs divide an edge's bytes per second.
+
+A *job* is a set of flows that move together: one point-to-point transfer, or all flows of a
+collective. On every edge each flow gets the same share, so a job with c of the edge's C flows gets
+c / C of its capacity; the job advances at the pace of its slowest edge. A job alone therefore takes
+``max over edges (bytes / capacity)``, the flow rule of docs/cost-model.md, and two jobs that are
+limited by the same edge take the sum of their times.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hexisolve.cost.communication import FlowNetwork, flow_network
+from hexisolve.data.instance import Instance
+
+FlowBytes = tuple[int, int, float]
+"""(sender's device number, receiver's device number, bytes)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """What a job puts on the links.
+
+    Parameters
+    ----------
+    edges
+        Positions of the edges it uses.
+    edge_bytes
+        Bytes on each of them.
+    num_flows
+        Flows on each of them.
+    latency_s
+        The longest sum of latencies of its flows, added when the bytes are through.
+    """
+
+    edges: tuple[int, ...]
+    edge_bytes: tuple[float, ...]
+    num_flows: tuple[int, ...]
+    latency_s: float
+
+
+class Links:
+    """Capacities of a cluster's edges, and the loads of flow sets on them."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._network: FlowNetwork = flow_network(instance.cluster)
+        efficiency = instance.cost.link_efficiency
+        rates = self._network.edge_bytes_per_s[: self._network.num_edges] * efficiency
+        self.bytes_per_s: tuple[float, ...] = tuple(float(rate) for rate in rates)
+        self._routes: dict[tuple[int, int], tuple[tuple[int, ...], float]] = {}
+
+    def load(self, flows: Iterable[FlowBytes]) -> Load:
+        """The load of a set of flows; empty ones and those to itself are free."""
+        moving = [flow for flow in flows if flow[0] != flow[1] and flow[2] > 0]
+        if len(moving) == 1:
+            ((source, target, num_bytes),) = moving
+            edges, latency_s = self._route(source, target)
+            return Load(edges, (num_bytes,) * len(edges), (1,) * len(edges), latency_s)
+        if not moving:
+            return Load((), (), (), 0.0)
+        sources, targets, sizes = zip(*moving, strict=True)
+        table = self._network.route_table(sources, targets)
+        spread = np.repeat(np.array(sizes), table.shape[1])
+        length = self._network.num_edges + 1
+        total = np.bincount(table.ravel(), spread, minlength=length)[:-1]
+        count = np.bincount(table.ravel(), minlength=length)[:-1]
+        used = np.flatnonzero(total)
+        return Load(
+            tuple(int(edge) for edge in used),
+            tuple(float(total[edge]) for edge in used),
+            tuple(int(count[edge]) for edge in used),
+            float(self._network.pair_latency_s(sources, targets).max()),
+        )
+
+    def _route(self, source: int, target: int) -> tuple[tuple[int, ...], float]:
+        known = self._routes.get((source, target))
+        if known is None:
+            row = self._network.route_table([source], [target])[0]
+            edges = tuple(int(edge) for edge in row if edge < self._network.num_edges)
+            latency_s = float(self._network.pair_latency_s([source], [target])[0])
+            known = self._routes[source, target] = edges, latency_s
+        return known
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A load on its way.
+
+    Parameters
+    ----------
+    left
+        Share of it that has not moved, in 0..1.
+    per_s
+        Share that moves per second now.
+    since_s
+        When `left` was right.
+    version
+        Counts changes of pace: an announced end of an older pace is void.
+    tag
+        What the caller wants back at its end.
+    """
+
+    load: Load
+    left: float
+    per_s: float
+    since_s: float
+    version: int
+    tag: object
+
+
+class SharedLinks:
+    """The jobs that are on their way, and when the next one ends.
+
+    Parameters
+    ----------
+    bytes_per_s
+        Capacity of every edge.
+    taken_bytes_per_s
+        Edge -> bytes/s that others use all the time (the link situation of a template).
+    """
+
+    def __init__(
+        self, bytes_per_s: Sequence[float], taken_bytes_per_s: Mapping[int, float] | None = None
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._taken = dict(taken_bytes_per_s or {})
+        self._users: dict[int, dict[Job, None]] = {}
+        self._num_flows: dict[int, int] = {}
+        self._ends: list[tuple[float, int, int, Job]] = []
+        self._num_announced = 0
+
+    def add(self, load: Load, now_s: float, tag: object) -> Job:
+        """Start a job. One without bytes ends at once."""
+        job = Job(load, 1.0, 0.0, now_s, 0, tag)
+        for edge, flows in zip(load.edges, load.num_flows, strict=True):
+            self._users.setdefault(edge, {})[job] = None
+            self._num_flows[edge] = self._num_flows.get(edge, 0) + flows
+        self._repace(load.edges, now_s, job)
+        return job
+
+    def next_end_s(self) -> float | None:
+        """When the next job has moved its bytes; None when nothing moves."""
+        while self._ends:
+            end_s, _, version, job = self._ends[0]
+            if version == job.version:
+                return end_s
+            heapq.heappop(self._ends)
+        return None
+
+    def pop(self) -> Job:
+        """Take the job that ends next off the links."""
+        end_s, _, _, job = heapq.heappop(self._ends)
+        for edge, flows in zip(job.load.edges, job.load.num_flows, strict=True):
+            del self._users[edge][job]
+            self._num_flows[edge] -= flows
+        job.version += 1
+        self._repace(job.load.edges, end_s, None)
+        return job
+
+    def set_taken(self, taken_bytes_per_s: Mapping[int, float], now_s: float) -> None:
+        """Change what others use of the links from now on."""
+        changed = [
+            edge
+            for edge in self._taken.keys() | taken_bytes_per_s.keys()
+            if self._taken.get(edge, 0.0) != taken_bytes_per_s.get(edge, 0.0)
+        ]
+        self._taken = dict(taken_bytes_per_s)
+        self._repace(changed, now_s, None)
+
+    def used_bytes_per_s(self) -> dict[int, float]:
+        """Edge -> bytes/s of the jobs on their way."""
+        used: dict[int, float] = {}
+        for edge, jobs in self._users.items():
+            for job in jobs:
+                position = job.load.edges.index(edge)
+                used[edge] = used.get(edge, 0.0) + job.per_s * job.load.edge_bytes[position]
+        return used
+
+    def _repace(self, edges: Iterable[int], now_s: float, new: Job | None) -> None:
+        """Give every job on these edges its pace of now."""
+        affected: dict[Job, None] = {} if new is None else {new: None}
+        for edge in edges:
+            users = self._users.get(edge)
+            if users:
+                affected.update(users)
+        for job in affected:
+            per_s = self._pace(job.load)
+            if per_s == job.per_s and job is not new:
+                continue
+            if now_s > job.since_s:
+                job.left = max(job.left - (now_s - job.since_s) * job.per_s, 0.0)
+                job.since_s = now_s
+            job.per_s = per_s
+            job.version += 1
+            self._num_announced += 1
+            end_s = job.since_s + (job.left / per_s if per_s != float("inf") else 0.0)
+            heapq.heappush(self._ends, (end_s, self._num_announced, job.version, job))
+
+    def _pace(self, load: Load) -> float:
+        """Share of the load that moves per second: the slowest of its edges."""
+        slowest = float("inf")
+        for edge, num_bytes, flows in zip(load.edges, load.edge_bytes, load.num_flows, strict=True):
+            capacity = self._bytes_per_s[edge]
+            if edge in self._taken:
+                # Others never push a job below an even share of the edge.
+                capacity = max(capacity - self._taken[edge], capacity / 2)
+            pace = capacity * flows / (self._num_flows[edge] * num_bytes)
+            if pace < slowest:
+                slowest = pace
+        return slowest
