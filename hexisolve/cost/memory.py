@@ -71,7 +71,7 @@ def pre_kept_bytes(share: RankShare, layer: LayerSpec, hidden_size: int, e: int)
 
 
 def queries_kept_bytes(share: RankShare, layer: LayerSpec, e: int) -> int:
-    """q in head layout: ``S_g h_r a_qk e``."""
+    """Queries in head layout: ``S_g h_r a_qk e``."""
     return share.group_tokens * share.q_heads * layer.attention.qk_head_dim * e
 
 

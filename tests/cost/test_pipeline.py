@@ -43,9 +43,7 @@ def test_worked_examples(stages, num_chunks, step_s, any_order_s, in_turn_s):  #
     assert bound_1f1b_s(forward, backward, num_chunks) == pytest.approx(in_turn_s, rel=1e-9)
 
 
-durations = st.lists(
-    st.tuples(st.floats(0.01, 4.0), st.floats(0.01, 9.0)), min_size=1, max_size=6
-)
+durations = st.lists(st.tuples(st.floats(0.01, 4.0), st.floats(0.01, 9.0)), min_size=1, max_size=6)
 
 
 @given(durations, st.integers(1, 12))

@@ -86,9 +86,7 @@ def formula(e):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("dtype", "e"), DTYPES)
 def test_the_formula_is_what_autograd_saves_with_the_fused_norm(dtype, e, monkeypatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(
-        Norm, "forward", lambda self, x: FusedNorm.apply(x, self.weight, self.eps)
-    )
+    monkeypatch.setattr(Norm, "forward", lambda self, x: FusedNorm.apply(x, self.weight, self.eps))
     assert measured(dtype) == formula(e)
 
 

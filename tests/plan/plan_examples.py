@@ -94,7 +94,10 @@ def instance_of(
     **workload: object,
 ) -> Instance:
     """An instance without overheads."""
-    sizes: dict[str, object] = {"context_tokens": context_tokens, "batch_sequences": batch_sequences}
+    sizes: dict[str, object] = {
+        "context_tokens": context_tokens,
+        "batch_sequences": batch_sequences,
+    }
     if "lengths" in workload:
         sizes = {}
     return Instance(
@@ -124,11 +127,11 @@ def plan_of(stages: Sequence[Stage], chunks: Sequence[Chunk], policy: str = "non
     """One replica, one pipeline, 1F1B, one policy everywhere."""
     recompute = tuple(tuple({policy: stage.num_layers} for _ in chunks) for stage in stages)
     pipeline = Pipeline(
-        tuple(chunks), one_f_one_b(len(stages), len(chunks)), recompute  # type: ignore[arg-type]
+        tuple(chunks),
+        one_f_one_b(len(stages), len(chunks)),
+        recompute,  # type: ignore[arg-type]
     )
-    return Plan(
-        Layout((Replica(tuple(stages)),)), BatchPlan((ReplicaBatch((pipeline,)),))
-    )
+    return Plan(Layout((Replica(tuple(stages)),)), BatchPlan((ReplicaBatch((pipeline,)),)))
 
 
 def two_stage_plan() -> Plan:

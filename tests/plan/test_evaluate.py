@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -158,7 +159,7 @@ def test_stages_of_different_head_degrees_are_priced():  # type: ignore[no-untyp
         used += degree
     instance = instance_of(cluster_of((1.0,) * used), model_of(4))
     price = evaluate(instance, plan_of(stages, whole_chunks([1000] * 4)))
-    moved = [max(1000 // a, 1000 // b) for a, b in zip(degrees, degrees[1:], strict=False)]
+    moved = [max(1000 // a, 1000 // b) for a, b in pairwise(degrees)]
     for entry, num_tokens in zip(price.boundaries, moved, strict=True):
         assert entry.forward_s[0] == close(num_tokens * 128 / 1e6 + 1e-3)
 
@@ -258,7 +259,7 @@ def test_the_book_follows_the_flow_rule_small_and_large(monkeypatch):  # type: i
 def test_a_deadlock_is_told_as_a_rejected_plan():  # type: ignore[no-untyped-def]
     plan = two_stage_plan()
     pipeline = plan.batch.replicas[0].pipelines[0]
-    rows = (pipeline.schedule[0], tuple("F2 B2 F0 B0 F1 B1 F3 B3".split()))
+    rows = (pipeline.schedule[0], ("F2", "B2", "F0", "B0", "F1", "B1", "F3", "B3"))
     batch = replace(plan.batch.replicas[0], pipelines=(replace(pipeline, schedule=rows),))
     with pytest.raises(PlanError, match="replica 0: the schedule deadlocks"):
         evaluate(four_device_instance(), replace(plan, batch=BatchPlan((batch,))))

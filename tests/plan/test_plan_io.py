@@ -117,7 +117,7 @@ def test_all_problems_are_told_at_once(plan_file):  # type: ignore[no-untyped-de
 
 def test_a_newer_schema_says_update(plan_file):  # type: ignore[no-untyped-def]
     path = changed(plan_file, lambda document: document.update(schema_version=2, shape="new"))
-    with pytest.raises(InstanceError, match="newer than this package.*update hexisolve") as caught:
+    with pytest.raises(InstanceError, match=r"newer than this package.*update hexisolve") as caught:
         read_plan(path)
     assert len(caught.value.problems) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from plan_examples import (
@@ -105,8 +106,7 @@ def test_memory_is_the_maximum_over_real_stages():  # type: ignore[no-untyped-de
     """Case 20: stages [1, 2, 2, 3], never total / stages."""
     bounds = (0, 1, 3, 5, 8)
     stages = [
-        stage_of((a, b), [(f"d{idx}", 1, (0, 4))])
-        for idx, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
+        stage_of((a, b), [(f"d{idx}", 1, (0, 4))]) for idx, (a, b) in enumerate(pairwise(bounds))
     ]
     model = model_of(8)
     price = evaluate(
@@ -114,9 +114,7 @@ def test_memory_is_the_maximum_over_real_stages():  # type: ignore[no-untyped-de
     )
     layer = model.layers[0].parameters
     ends = [model.embedding_parameters, 0, 0, model.head_parameters + 64]
-    expected = [
-        18 * (count * layer + end) for count, end in zip((1, 2, 2, 3), ends, strict=True)
-    ]
+    expected = [18 * (count * layer + end) for count, end in zip((1, 2, 2, 3), ends, strict=True)]
     assert [device.memory.states for device in price.devices] == expected
 
 
@@ -138,7 +136,9 @@ def test_dense_and_moe_layers_count_by_themselves():  # type: ignore[no-untyped-
     price = evaluate(instance_of(model=model), plan_of(stages, whole_chunks([1000] * 4)))
     states = [device.memory.states for device in price.devices]
     outer = [model.embedding_parameters, model.head_parameters + model.final_norm_parameters]
-    assert states == [18 * (layer.parameters + o) for layer, o in zip(model.layers, outer, strict=True)]
+    assert states == [
+        18 * (layer.parameters + o) for layer, o in zip(model.layers, outer, strict=True)
+    ]
 
 
 def test_tied_embeddings_on_two_stages_are_charged_twice():  # type: ignore[no-untyped-def]
@@ -192,7 +192,12 @@ def test_peers_are_the_stage_and_its_neighbours():  # type: ignore[no-untyped-de
 def test_logits_are_one_tile_on_the_last_stage():  # type: ignore[no-untyped-def]
     cost = replace(FREE, logits_tile_tokens=128)
     price = evaluate(four_device_instance(cost=cost), two_stage_plan())
-    assert [device.memory.logits for device in price.devices] == [0, 0, 128 * 32 * 10, 128 * 32 * 10]
+    assert [device.memory.logits for device in price.devices] == [
+        0,
+        0,
+        128 * 32 * 10,
+        128 * 32 * 10,
+    ]
 
 
 def test_zero_3_gathers_two_blocks():  # type: ignore[no-untyped-def]

@@ -13,9 +13,7 @@ from hexisolve.plan.tokens import chunk_shape, stage_tokens
 
 CLUSTERS = {
     "A": cluster_of(),
-    "B": cluster_of(
-        peak=2e9, efficiencies=(1.0, 0.5, 0.45), link=5e6, latency=0.0
-    ),
+    "B": cluster_of(peak=2e9, efficiencies=(1.0, 0.5, 0.45), link=5e6, latency=0.0),
 }
 
 
