@@ -62,8 +62,8 @@ def pre_kept_bytes(share: RankShare, layer: LayerSpec, hidden_size: int, e: int)
     """PRE: the normed input of the q, k, v projections, and the norm's rstd (fp32 or wider).
 
     The norm's input is the layer input, counted there; RoPE saves only the shared tables. MLA
-    keeps its latents before and after their norms. The norm is the fused kernel of GPUs; on a CPU
-    torch 2.13 composes it and keeps two fp32 copies more (docs/cost-model.md).
+    keeps its latents before and after their norms. The norm keeps input and rstd only, as the
+    fused kernel of GPUs does and the runtime's own on a CPU.
     """
     attention = layer.attention
     latent = 2 * ((attention.q_latent_dim or 0) + (attention.kv_latent_dim or 0))
@@ -87,12 +87,16 @@ def attention_output_kept_bytes(share: RankShare, layer: LayerSpec, e: int) -> i
     return share.group_tokens * share.q_heads * per_head
 
 
+def output_projection_input_bytes(share: RankShare, layer: LayerSpec, e: int) -> int:
+    """Attention output of the own tokens, all heads: ``s_r H a_v e``; POST starts from it."""
+    attention = layer.attention
+    return share.tokens * attention.num_q_heads * attention.v_head_dim * e
+
+
 def post_kept_bytes(share: RankShare, layer: LayerSpec, hidden_size: int, e: int) -> int:
     """POST: input of the output projection, residual, rstd, normed input, and the MLP's inside."""
-    attention = layer.attention
-    width = attention.num_q_heads * attention.v_head_dim + 2 * hidden_size
-    inner = _mlp_kept_width(layer.mlp, hidden_size)
-    return share.tokens * ((width + inner) * e + statistic_bytes(e))
+    inside = (2 * hidden_size + _mlp_kept_width(layer.mlp, hidden_size)) * e + statistic_bytes(e)
+    return output_projection_input_bytes(share, layer, e) + share.tokens * inside
 
 
 def _inner_width(mlp: MlpSpec, hidden_size: int) -> int:
@@ -113,7 +117,7 @@ def kept_bytes(policy: Policy, share: RankShare, layer: LayerSpec, hidden_size: 
     """Activations of one layer and chunk between its forward and its backward.
 
     ``full`` keeps the layer input; ``layer`` adds attention output and lse; ``mlp`` all of PRE and
-    attention; ``none`` everything.
+    attention, its output in both layouts; ``none`` everything.
     """
     kept = layer_input_bytes(share, hidden_size, e)
     if policy == "full":
@@ -124,7 +128,7 @@ def kept_bytes(policy: Policy, share: RankShare, layer: LayerSpec, hidden_size: 
     kept += pre_kept_bytes(share, layer, hidden_size, e) + queries_kept_bytes(share, layer, e)
     kept += kv_kept_bytes(share, layer, e)
     if policy == "mlp":
-        return kept
+        return kept + output_projection_input_bytes(share, layer, e)
     return kept + post_kept_bytes(share, layer, hidden_size, e)
 
 

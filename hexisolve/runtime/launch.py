@@ -16,6 +16,7 @@ from hexisolve.plan.plan import Plan
 from hexisolve.program.compile import DEFAULT_RING_BLOCKS, compile_plan
 from hexisolve.runtime.architecture import Architecture
 from hexisolve.runtime.corpus import Batch, Corpus
+from hexisolve.runtime.distributed import check_world_size, refuse_unsupported
 from hexisolve.runtime.interpreter import RunSettings
 from hexisolve.runtime.optimizer import AdamWSettings
 from hexisolve.runtime.processes import Job, StepDone, run_local
@@ -189,6 +190,8 @@ def train(
     begun_s = time.perf_counter()
     architecture = Architecture.of(instance.model)
     programs = compile_plan(instance, plan, ring_blocks=ring_blocks_for(instance))
+    refuse_unsupported(programs)
+    check_world_size(programs, len(programs.ranks) if num_processes is None else num_processes)
     batches = CorpusBatches(data, programs.sequence_lengths, architecture.vocab_size, seed)
     first_batch = batches.batch(0)
     settings = RunSettings(

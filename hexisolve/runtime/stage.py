@@ -9,13 +9,43 @@ Shape suffixes: L local tokens, N query heads, K KV heads, H head width, D model
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from hexisolve.runtime.architecture import Architecture
+from hexisolve.runtime.attention import wide_dtype
 from hexisolve.runtime.rope import rotate
+
+
+class _RmsNorm(torch.autograd.Function):
+    """RMSNorm that saves its input and one number per row, like the fused CUDA kernel.
+
+    `functional.rms_norm` is composite on CPU: it would also save float32 copies of input and
+    output, three times what the cost model counts.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """``x rstd weight`` with ``rstd = 1 / sqrt(mean(x^2) + eps)``, in float32 or wider."""
+        wide = x.to(wide_dtype(x.dtype))
+        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, rstd)
+        return (wide * rstd * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, None]:
+        """``dx = rstd (g - n mean(g n))``, ``n = x rstd``, ``g = dy weight``."""
+        x, weight, rstd = ctx.saved_tensors
+        normed = x.to(rstd.dtype) * rstd
+        wide = d_output.to(rstd.dtype)
+        scaled = wide * weight
+        d_x = rstd * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
+        d_weight = (wide * normed).reshape(-1, x.shape[-1]).sum(0)
+        return d_x.to(x.dtype), d_weight.to(weight.dtype), None
 
 
 class Norm(nn.Module):
@@ -28,7 +58,10 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x / rms(x) * weight``."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if x.device.type == "cuda":
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        normed: Tensor = _RmsNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return normed
 
 
 class Attention(nn.Module):
