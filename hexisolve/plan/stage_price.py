@@ -126,10 +126,19 @@ def stage_rates(instance: Instance, stage: Stage) -> tuple[Rates, ...]:
 
 
 class Block(NamedTuple):
-    """Parameters that are gathered and reduced together: a layer, the embedding, the head."""
+    """Parameters that are gathered and reduced together: a layer, the embedding, the head.
+
+    Parameters
+    ----------
+    parameters
+        Those the stage holds under this name.
+    gathered
+        Those it needs to run the block in ZeRO-3: a tied head reads the embedding's table again.
+    """
 
     name: str
     parameters: int
+    gathered: int
 
 
 def stage_blocks(
@@ -143,13 +152,14 @@ def stage_blocks(
     model = instance.model
     blocks = []
     if stage_idx == 0:
-        blocks.append(Block("embedding", model.embedding_parameters))
-    blocks += [Block(f"layer {idx}", model.layers[idx].parameters) for idx in range(*stage.layers)]
+        blocks.append(Block("embedding", model.embedding_parameters, model.embedding_parameters))
+    for idx in range(*stage.layers):
+        parameters = model.layers[idx].parameters
+        blocks.append(Block(f"layer {idx}", parameters, parameters))
     if stage_idx == num_stages - 1:
-        head = model.head_parameters + model.final_norm_parameters
-        if model.tied_embeddings and stage_idx > 0:
-            head += model.hidden_size * model.vocab_size
-        blocks.append(Block("head", head))
+        own = model.head_parameters + model.final_norm_parameters
+        table = model.hidden_size * model.vocab_size if model.tied_embeddings else 0
+        blocks.append(Block("head", own + table * (stage_idx > 0), own + table))
     return tuple(blocks)
 
 
@@ -267,7 +277,7 @@ def _chained_s(
     forward_s = [0.0] * has_embedding + forward_s + [head_s] * has_head
     backward_s = [0.0] * has_embedding + backward_s + [2.0 * head_s] * has_head
     blocks = stage_blocks(book.instance, stage, stage_idx, num_stages)
-    gathers = [collective(book, stage, block.parameters, "gather") for block in blocks]
+    gathers = [collective(book, stage, block.gathered, "gather") for block in blocks]
     scatters = [NO_EXCHANGE] * len(blocks)
     if stage.zero3_gradients == "chunk":
         scatters = [collective(book, stage, b.parameters, "reduce_scatter") for b in blocks]

@@ -307,9 +307,9 @@ def _gathered_bytes(book: PriceBook, stage: Stage, stage_idx: int, num_stages: i
     if stage.zero != 3 or len(stage.ranks) < 2:
         return 0
     blocks = stage_blocks(book.instance, stage, stage_idx, num_stages)
-    sizes = [block.parameters for block in blocks]
+    sizes = [block.gathered for block in blocks]
     pair = max((a + b for a, b in pairwise(sizes)), default=sizes[0])
     gradient = 0
     if stage.zero3_gradients == "chunk":
-        gradient = max(sizes) * book.instance.cost.gradient_bytes
+        gradient = max(block.parameters for block in blocks) * book.instance.cost.gradient_bytes
     return pair * book.e + gradient

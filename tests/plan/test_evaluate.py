@@ -128,6 +128,17 @@ def test_zero_3_gathers_each_layer_under_the_one_before():  # type: ignore[no-un
     assert scattered.backward_s == close(gathered.backward_s + scatter_s)
 
 
+def test_a_tied_head_gathers_the_table_again():  # type: ignore[no-untyped-def]
+    ranks = [("d0", 500, (0, 2)), ("d1", 500, (2, 4))]
+    chunk = whole_chunks([1000])[0]
+    gathers = []
+    for is_tied in (True, False):
+        instance = instance_of(model=model_of(1, tie_word_embeddings=is_tied))
+        price = price_stage(instance, stage_of((0, 1), ranks, zero=3), 0, 1, chunk, {"none": 1})
+        gathers.append(price.edges["switch", "d0"])
+    assert gathers[0] == gathers[1]
+
+
 def test_the_head_is_a_barrier_of_the_last_stage():  # type: ignore[no-untyped-def]
     stage = stage_of((1, 2), [("d2", 600, (0, 4))], [("d3", 400, (0, 4))])
     chunk = whole_chunks([1000])[0]

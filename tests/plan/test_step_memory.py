@@ -47,7 +47,7 @@ POST = 700 * ((64 + 2 * 64 + 4 * 128) * 2 + 4)
     [
         ("full", INPUT),
         ("layer", INPUT + OUTPUT),
-        ("mlp", INPUT + OUTPUT + PRE + QKV),
+        ("mlp", INPUT + OUTPUT + PRE + QKV + 700 * 64 * 2),
         ("none", INPUT + OUTPUT + PRE + QKV + POST),
     ],
 )
