@@ -3,7 +3,8 @@
 Both sides may cut the chunk as they like; every overlap of intervals is one message, its size
 known (cost equation 8, docs/cost-model.md). Sends are posted as soon as the data exists and waited
 for only when the other stage must have received them; receives are posted in the order the
-*sender* produces. So a boundary blocks only where the schedule itself does (docs/programs.md).
+*sender* produces, one operation ahead, so that a chunk arrives while the one before it is computed.
+So a boundary blocks only where the schedule itself does (docs/programs.md).
 """
 
 from __future__ import annotations
@@ -96,24 +97,45 @@ class BoundaryWriter:
     _unfinished: list[tuple[str, int]] = field(default_factory=list)
 
     def receive(self, kind: Literal["F", "B"], chunk: int) -> Iterator[Do]:
-        """Before F: hidden states from the stage before; before B: gradients from the one after."""
+        """Begin an operation: wait for its input, post the receives of the next one.
+
+        F gets hidden states from the stage before, B gradients from the one after, if there is one.
+        """
+        other = self._source(kind)
+        if other is not None:
+            yield from self._expect(kind, chunk)
+            if self._transfers(kind, chunk, is_send=False):
+                number = chunk + self.first_chunk
+                yield Do(number, Wait(f"receive {kind}{number}"))
+            # What the other stage ran before this operation, it has received.
+            position = {op: idx for idx, op in enumerate(self.schedules[other])}
+            reply: Literal["F", "B"] = "B" if kind == "F" else "F"
+            finished = [
+                (op, number)
+                for op, number in self._unfinished
+                if op == reply and position[(op, number)] < position[(kind, chunk)]
+            ]
+            yield from self._finish(finished)
+        own = self.schedules[self.stage_idx]
+        following = own[own.index((kind, chunk)) + 1 :][:1]
+        for next_kind, next_chunk in following:
+            yield from self._expect(next_kind, next_chunk)
+
+    def _source(self, kind: str) -> int | None:
+        """The stage that an operation's input comes from."""
         other = self.stage_idx + (-1 if kind == "F" else 1)
+        return other if 0 <= other < len(self.schedules) else None
+
+    def _expect(self, kind: str, chunk: int) -> Iterator[Do]:
+        """Post the receives of an operation and of all that the sender produces before it."""
+        other = self._source(kind)
+        if other is None:
+            return
         order = [number for op, number in self.schedules[other] if op == kind]
         needed = order.index(chunk) + 1
         for number in order[self._posted[kind] : needed]:
             yield from self._start(kind, number, is_send=False)
         self._posted[kind] = max(self._posted[kind], needed)
-        if self._transfers(kind, chunk, is_send=False):
-            yield Do(self.first_chunk + chunk, Wait(f"receive {kind}{chunk + self.first_chunk}"))
-        # What the other stage ran before this operation, it has received.
-        position = {op: idx for idx, op in enumerate(self.schedules[other])}
-        reply: Literal["F", "B"] = "B" if kind == "F" else "F"
-        finished = [
-            (op, number)
-            for op, number in self._unfinished
-            if op == reply and position[(op, number)] < position[(kind, chunk)]
-        ]
-        yield from self._finish(finished)
 
     def send(self, kind: Literal["F", "B"], chunk: int) -> Iterator[Do]:
         """After F: hidden states to the stage after; after B: gradients to the one before."""

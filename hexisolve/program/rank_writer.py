@@ -127,6 +127,7 @@ class RankWriter:
                 first_chunk=first_chunk,
             )
             for kind, chunk in boundary.schedules[self.stage_idx]:
+                yield from boundary.receive(kind, chunk)
                 if kind == "F":
                     yield from self._forward(boundary, pipeline, chunk)
                 else:
@@ -141,8 +142,6 @@ class RankWriter:
         if self.stage_idx == 0:
             yield from self._gather(number, "embedding")
             yield Do(number, Embed(self._num_rows(number)))
-        else:
-            yield from boundary.receive("F", chunk)
         yield from self._calls(pipeline, chunk, number, "forward")
         if self.is_last:
             yield from self._gather(number, *self._head_units)
@@ -161,8 +160,6 @@ class RankWriter:
                 yield from self._reduce(number, *self._head_units)
             else:
                 yield from self._reduce(number, *(u for u in self._head_units if u != "embedding"))
-        else:
-            yield from boundary.receive("B", chunk)
         yield from self._calls(pipeline, chunk, number, "backward")
         if self.stage_idx == 0:
             yield Do(number, EmbedBackward(self._num_rows(number)))

@@ -299,21 +299,28 @@ def dropped_boundary(programs: Programs) -> Programs:
     return edit_body(programs, 0, change)
 
 
-def blocking_sends(programs: Programs) -> Programs:
-    """Stage boundaries that wait for each send at once: 1F1B without overlap deadlocks."""
+def blocking_boundaries(programs: Programs) -> Programs:
+    """Wait for each boundary send at once, post each receive only when needed: 1F1B deadlocks."""
     for program in programs.ranks:
 
         def change(body: tuple[Any, ...]) -> list[Any]:
             items: list[Any] = []
+            receives: dict[str, Any] = {}
             moved = set()
             for item in body:
                 instruction = item.instruction if isinstance(item, Do) else None
-                if isinstance(instruction, ins.Wait) and instruction.handle in moved:
+                handle = getattr(instruction, "handle", "")
+                if isinstance(instruction, ins.Start) and handle.startswith("receive"):
+                    receives[handle] = item
                     continue
+                if isinstance(instruction, ins.Wait) and handle in moved:
+                    continue
+                if isinstance(instruction, ins.Wait) and handle in receives:
+                    items.append(receives.pop(handle))
                 items.append(item)
-                if isinstance(instruction, ins.Start) and instruction.handle.startswith("send"):
-                    items.append(Do(item.chunk, ins.Wait(instruction.handle)))
-                    moved.add(instruction.handle)
+                if isinstance(instruction, ins.Start) and handle.startswith("send"):
+                    items.append(Do(item.chunk, ins.Wait(handle)))
+                    moved.add(handle)
             return items
 
         programs = edit_body(programs, program.rank, change)
@@ -360,7 +367,7 @@ MUTANTS: dict[str, Callable[[Programs], Programs]] = {
         unequal_splits,
         skipped_exchange,
         dropped_boundary,
-        blocking_sends,
+        blocking_boundaries,
         reduce_of_other_unit,
         renumbered_ranks,
     )
