@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
             }
         )
     elif violations:
-        table = make_table(f"{len(violations)} rules are broken", ["rule", "violation"])
+        table = make_table(f"{len(violations)} rules are broken", ["rule", "violation~"])
         for violation in violations:
             table.add_row(violation.rule, str(violation))
         shell.show(table)

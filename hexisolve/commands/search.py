@@ -144,7 +144,7 @@ def comparison_table(answer: Answer) -> Table:
     best_s = answer.result.objective_s
     table = make_table(
         f"{answer.instance.model.name} on {answer.instance.cluster.name}",
-        ["", "step time>", "tokens/s>", "of hexisolve>", "why"],
+        ["", "step time>", "tokens/s>", "of hexisolve>", "why~"],
     )
     num_tokens = answer.instance.workload.num_tokens
 

@@ -17,7 +17,7 @@ from hexisolve.errors import InstanceError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_NARROWEST = 100
+_NARROWEST = 140
 
 
 @dataclass(frozen=True)

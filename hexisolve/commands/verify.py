@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 
+from hexisolve.commands.plans import legal_plan_from
+from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
+from hexisolve.commands.training import MAX_GRADIENT_DIFFERENCE
 
-TOLERANCE = 1e-10
+REDUCTIONS = ("tokens", "widths", "layers", "chunks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +18,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", help="plan file, as written by `solve --output`")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
     parser.add_argument(
-        "--full", action="store_true",
-        help="run the plan itself instead of its miniature (needs the memory of the whole model)",
+        "--keep", metavar="WHAT", type=_reductions, default=(),
+        help=f"do not reduce these before running: some of {','.join(REDUCTIONS)}",
     )  # fmt: skip
     parser.set_defaults(instance=None)
 
 
+def _reductions(text: str) -> Collection[str]:
+    """Names out of `REDUCTIONS`, between commas."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in REDUCTIONS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))} is none of {', '.join(REDUCTIONS)}"
+        )
+    return names
+
+
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Match the whole programs, run the miniature, compare with one process."""
-    return 0
+    from hexisolve.program.compile import compile_plan
+    from hexisolve.program.match import match
+    from hexisolve.program.miniature import miniature
+    from hexisolve.runtime.verify import verify_virtual
+
+    instance, plan = legal_plan_from(args)
+    with progress(shell, "matching the whole programs") as report:
+        matched = match(compile_plan(instance, plan))
+        small = miniature(instance, plan, keep=args.keep)
+        report("running the miniature")
+        found = verify_virtual(small.instance, small.plan, seed=args.seed) if matched.ok else None
+    is_exact = found is not None and found.ok(MAX_GRADIENT_DIFFERENCE)
+    if shell.is_json:
+        shell.write_json(
+            {
+                "exact": is_exact,
+                "tolerance": MAX_GRADIENT_DIFFERENCE,
+                "num_ranks": len(plan.layout.ranks),
+                "problems": list(matched.problems),
+                "num_transfers": matched.num_transfers,
+                "num_collectives": matched.num_collectives,
+                "reductions": list(small.reductions),
+                "loss": found and found.loss,
+                "reference_loss": found and found.reference_loss,
+                "max_loss_difference": found and found.max_loss_difference,
+                "max_gradient_difference": found and found.max_gradient_difference,
+                "worst_parameter": found and found.worst_parameter,
+            }
+        )
+        return 0 if is_exact else 1
+    if found is None:
+        shell.show("the programs do not meet:", *matched.problems)
+        return 1
+    shell.show(
+        f"the whole programs of {len(plan.layout.ranks)} ranks meet: {matched.num_transfers:,}"
+        f" transfers and {matched.num_collectives:,} collectives a step, none can wait for ever",
+        "executed after reducing:",
+        *(f"  {line}" for line in small.reductions or ("nothing",)),
+        f"loss {found.loss:.12f}, of one process {found.reference_loss:.12f}",
+        f"largest difference: loss {found.max_loss_difference:.1e}, gradient"
+        f" {found.max_gradient_difference:.1e} ({found.worst_parameter})",
+        "exact" if is_exact else f"NOT EXACT: above {MAX_GRADIENT_DIFFERENCE:g}",
+    )
+    return 0 if is_exact else 1

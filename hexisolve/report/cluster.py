@@ -67,7 +67,7 @@ def efficiency_sources(device: Device) -> dict[str, str]:
 def _kinds(cluster: Cluster) -> Table:
     table = make_table(
         f"cluster {cluster.name}: {len(cluster.devices)} devices on {len(cluster.hosts())} hosts",
-        ["type", "devices>", "hosts>", "memory>", "dense peak>", "memory bandwidth>", "dtypes"],
+        ["type", "devices>", "hosts>", "memory>", "dense peak>", "memory bandwidth>", "dtypes~"],
     )
     classes = Counter(_figures(device) for device in cluster.devices)
     hosts: dict[tuple[Any, ...], set[str]] = {}
@@ -96,7 +96,7 @@ def _figures(device: Device) -> tuple[Any, ...]:
 def _efficiencies(cluster: Cluster) -> Table:
     table = make_table(
         "share of the peak that is reached",
-        ["type", "dense>", "attention forward>", "attention backward>", "source"],
+        ["type", "dense>", "attention forward>", "attention backward>", "source~"],
     )
     seen = set()
     for device in cluster.devices:

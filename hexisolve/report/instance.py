@@ -34,7 +34,7 @@ def workload_tables(instance: Instance) -> list[Table]:
 def _workload(instance: Instance) -> Table:
     workload = instance.workload
     lengths = workload.sequence_lengths
-    table = make_table("workload", ["", ""])
+    table = make_table("workload", ["", "~"])
     table.show_header = False
     longest, shortest = max(lengths), min(lengths)
     spread = f"{longest:,}" if longest == shortest else f"{shortest:,} to {longest:,}"

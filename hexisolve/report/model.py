@@ -39,7 +39,7 @@ def model_tables(model: ModelSpec) -> list[Table]:
 
 def _layers(model: ModelSpec) -> Table:
     table = make_table(
-        "layers", ["index", "attention", "query heads>", "KV heads>", "width>", "MLP",
+        "layers", ["index~", "attention~", "query heads>", "KV heads>", "width>", "MLP~",
                    "parameters>", "active>"],
     )  # fmt: skip
     shapes: dict[LayerSpec, list[int]] = {}

@@ -43,10 +43,10 @@ def plan_parts(instance: Instance, plan: Plan) -> list[RenderableType]:
     from hexisolve.plan.check import check_plan
     from hexisolve.plan.evaluate import evaluate
 
-    parts: list[RenderableType] = [str(plan)]
+    parts: list[RenderableType] = [f"{plan}\n"]
     violations = check_plan(instance, plan)
     if violations:
-        parts.append(f"\n{len(violations)} broken rules:")
+        parts.append(f"{len(violations)} broken rules:")
         parts += [str(violation) for violation in violations]
     if has_price(violations):
         parts += price_tables(evaluate(instance, plan))

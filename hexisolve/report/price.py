@@ -129,7 +129,7 @@ def _places(evaluation: Evaluation) -> list[tuple[int, int, Stage]]:
 
 
 def _step_table(evaluation: Evaluation) -> Table:
-    table = make_table("one step", ["", ">", ""])
+    table = make_table("one step", ["", ">", "~"])
     table.show_header = False
     step_s = evaluation.step_time_s
     rows = [
@@ -156,8 +156,9 @@ def _kind_table(evaluation: Evaluation) -> Table:
     cluster = evaluation.instance.cluster
     used = {entry.device for entry in evaluation.devices}
     table = make_table(
-        "share of the datasheet peak, nothing repeated counted",
+        "share of peak",
         ["type", "used>", "idle devices>", "share of peak>"],
+        caption="FLOP of the model over step time and datasheet peak; nothing repeated counts",
     )
     shares = peak_shares(evaluation)
     for kind in dict.fromkeys(device.type for device in cluster.devices):
@@ -172,7 +173,7 @@ def _stage_table(evaluation: Evaluation) -> Table:
     table = make_table(
         "stages, seconds of the step by cause",
         ["stage", "layers", "dense>", "attention>", "all-to-all>", "ring>", "overhead>", "gather>",
-         "busy>", "recomputed layers"],
+         "busy>", "recomputed layers~"],
     )  # fmt: skip
     several = len(evaluation.replicas) > 1
     for stage in evaluation.stages:

@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 
 def make_table(title: str, columns: Sequence[str], caption: str = "") -> Table:
-    """An empty table; a column whose name ends in ``>`` is right-aligned."""
+    """Give an empty table: a column ending in ``>`` is right-aligned, one in ``~`` may wrap."""
     from rich import box
     from rich.table import Table
 
     table = Table(
         title=title, title_justify="left", title_style="bold", caption=caption or None,
-        caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
+        caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
     )  # fmt: skip
     for column in columns:
-        is_number = column.endswith(">")
+        may_wrap = column.endswith("~")
         table.add_column(
-            column.removesuffix(">"),
-            justify="right" if is_number else "left",
-            overflow="fold",
-            no_wrap=is_number,
+            column.rstrip(">~"),
+            justify="right" if column.endswith(">") else "left",
+            overflow="fold" if may_wrap else "ellipsis",
+            no_wrap=not may_wrap,
         )
     return table
 

@@ -19,7 +19,7 @@ def test_every_plan_can_be_reported(name: str) -> None:
     json.dumps(document, allow_nan=False)
     assert document["violations"] == []
     assert document["price"]["step_time_s"] == evaluate(instance, plan).step_time_s
-    assert plan_parts(instance, plan)[0] == str(plan)
+    assert str(plan) in str(plan_parts(instance, plan)[0])
 
 
 def test_memory_items_sum_to_the_peak() -> None:
