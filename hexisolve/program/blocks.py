@@ -7,7 +7,7 @@ in one group do not travel. Cost equation 5 (docs/cost-model.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -135,37 +135,31 @@ def _packed(part: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def _cut(segments: tuple[Segment, ...], target: int) -> tuple[tuple[Segment, ...], ...]:
-    """Parts of about `target` tokens; of a front and a back piece, mirrored pairs."""
+    """Mirrored pairs of about `target` tokens: equal parts from the front and from the back.
+
+    All blocks of a group then mean the same work to every group, also those of the innermost
+    group, whose front and back touch.
+    """
     num_tokens = sum(segment.num_rows for segment in segments)
-    num_parts = max(1, round(num_tokens / target))
-    if len(segments) == 2:
-        front, back = segments
-        num_parts = min(num_parts, max(front.num_rows, back.num_rows))
-        edges = [
-            (
-                front.start + front.num_rows * idx // num_parts,
-                back.stop - back.num_rows * idx // num_parts,
-            )
-            for idx in range(num_parts + 1)
-        ]
-        return tuple(
-            tuple(
-                piece
-                for piece in (front.cut(left, next_left), back.cut(next_right, right))
-                if piece.num_rows
-            )
-            for (left, right), (next_left, next_right) in pairwise(edges)
-        )
-    num_parts = min(num_parts, num_tokens)
-    cuts = [num_tokens * idx // num_parts for idx in range(num_parts + 1)]
-    parts = []
-    for first, stop in pairwise(cuts):
-        part, passed = [], 0
-        for segment in segments:
-            low = segment.start + max(0, first - passed)
-            high = segment.start + min(segment.num_rows, stop - passed)
-            if low < high:
-                part.append(segment.cut(low, high))
-            passed += segment.num_rows
-        parts.append(tuple(part))
-    return tuple(parts)
+    num_front = (num_tokens + 1) // 2
+    num_back = num_tokens - num_front
+    num_parts = max(1, min(round(num_tokens / target), num_front))
+    edges = [
+        (num_front * idx // num_parts, num_tokens - num_back * idx // num_parts)
+        for idx in range(num_parts + 1)
+    ]
+    return tuple(
+        (*_span(segments, left, next_left), *_span(segments, next_right, right))
+        for (left, right), (next_left, next_right) in pairwise(edges)
+    )
+
+
+def _span(segments: tuple[Segment, ...], first: int, stop: int) -> Iterator[Segment]:
+    """Take the tokens ``first..stop`` of `segments`, counted from the first of them."""
+    passed = 0
+    for segment in segments:
+        low = max(first - passed, 0)
+        high = min(stop - passed, segment.num_rows)
+        if low < high:
+            yield segment.cut(segment.start + low, segment.start + high)
+        passed += segment.num_rows
