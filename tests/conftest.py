@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: small tensors on several threads are many times slower than on one,
+# and tests that start processes would fight over the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

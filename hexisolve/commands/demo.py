@@ -21,6 +21,7 @@ from hexisolve.commands.training import (
     MAX_LOSS_DIFFERENCE,
     StepPrinter,
     is_exact,
+    one_thread_per_process,
     summary_document,
     summary_lines,
 )
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
     from hexisolve.plan.io import write_plan
     from hexisolve.report.plan import plan_parts
 
+    one_thread_per_process()
     require_writable(args.output)
     instance = read_instance(INSTANCE)
     _say(shell, f"1. Solve: {instance.model.name} on {instance.cluster.name}")

@@ -16,6 +16,7 @@ from hexisolve.commands.training import (
     MAX_LOSS_DIFFERENCE,
     StepPrinter,
     is_exact,
+    one_thread_per_process,
     summary_document,
     summary_lines,
 )
@@ -65,6 +66,7 @@ def _rate(text: str) -> float:
 
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Train; print one line per step and a summary."""
+    one_thread_per_process()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _run_rank(args, shell)
     from hexisolve.plan.evaluate import evaluate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,14 @@ MAX_LOSS_DIFFERENCE = 1e-4
 """Relative, at every step, in float32: the sums of ranks are rounded in another order."""
 MAX_GRADIENT_DIFFERENCE = 1e-10
 """Absolute, in float64, first step."""
+
+
+def one_thread_per_process() -> None:
+    """Keep torch to one thread unless OMP_NUM_THREADS says otherwise; before torch is imported.
+
+    Ranks are processes and miniatures are small: on several threads both are many times slower.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 class StepPrinter:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from hexisolve.commands.plans import legal_plan_from
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
-from hexisolve.commands.training import MAX_GRADIENT_DIFFERENCE
+from hexisolve.commands.training import MAX_GRADIENT_DIFFERENCE, one_thread_per_process
 
 REDUCTIONS = ("tokens", "widths", "layers", "chunks")
 
@@ -37,6 +37,7 @@ def _reductions(text: str) -> Collection[str]:
 
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Match the whole programs, run the miniature, compare with one process."""
+    one_thread_per_process()
     from hexisolve.program.compile import compile_plan
     from hexisolve.program.match import match
     from hexisolve.program.miniature import miniature
