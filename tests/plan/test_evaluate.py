@@ -409,3 +409,28 @@ def test_equal_questions_are_answered_equally_by_a_fresh_book():  # type: ignore
     evaluate(warm, two_stage_plan())
     again = evaluate(warm, two_stage_plan()).step_time_s
     assert again == evaluate(four_device_instance(), two_stage_plan()).step_time_s
+
+
+def test_documents_that_lie_in_one_group_do_not_travel():  # type: ignore[no-untyped-def]
+    """Equation 3: only the document that straddles is cut, and only it goes around."""
+    ring = stage_of((0, 1), *([(f"d{idx}", 1, (0, 4))] for idx in range(3)))
+    instance = instance_of(cluster_of((1.0,) * 3), model_of(1), lengths=(400, 400, 400, 300))
+
+    def edges(*sizes):  # type: ignore[no-untyped-def]
+        chunk = Chunk(tuple(Slice(idx, 0, size) for idx, size in enumerate(sizes)))
+        return price_stage(instance, ring, 0, 2, chunk, {"none": 1}).edges
+
+    assert edges(400, 400, 400) == {}
+    # 500 tokens a group: three documents stay whole, 300 tokens are cut in 100 + 100 + 100.
+    forward, backward = 200 * 2 * 32 * 2, 200 * 2 * 32 * (2 + 4)
+    assert edges(400, 400, 400, 300)["switch", "d0"] == close(forward + backward)
+
+
+def test_explicit_pieces_are_priced_as_they_are():  # type: ignore[no-untyped-def]
+    """Halves in order instead of zig-zag: the back half has three times the pairs."""
+    ring = stage_of((0, 1), [("d0", 1, (0, 4))], [("d1", 1, (0, 4))])
+    halves = ((Slice(0, 0, 500),), (Slice(0, 500, 1000),))
+    instance = instance_of(model=model_of(1))
+    price = price_stage(instance, ring, 0, 2, Chunk((Slice(0, 0, 1000),), (halves,)), {"none": 1})
+    pairs = 500 * 500 + 500 * 501 // 2
+    assert price.layers[0].forward.attention_s == close(2 * 32 * 4 * pairs / 5e8)
