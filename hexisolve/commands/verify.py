@@ -48,7 +48,11 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
         matched = match(compile_plan(instance, plan))
         small = miniature(instance, plan, keep=args.keep)
         report("running the miniature")
-        found = verify_virtual(small.instance, small.plan, seed=args.seed) if matched.ok else None
+        found = None
+        if matched.ok:
+            found = verify_virtual(
+                small.instance, small.plan, seed=args.seed, ring_blocks=small.ring_blocks
+            )
     is_exact = found is not None and found.ok(MAX_GRADIENT_DIFFERENCE)
     if shell.is_json:
         shell.write_json(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from hexisolve.plan.pieces import Pieces, StagePieces
 from hexisolve.program.instructions import Interval, Start, Transfer, TransferBuffer, Wait
@@ -96,7 +95,7 @@ class BoundaryWriter:
     _posted: dict[str, int] = field(default_factory=lambda: {"F": 0, "B": 0})
     _unfinished: list[tuple[str, int]] = field(default_factory=list)
 
-    def receive(self, kind: Literal["F", "B"], chunk: int) -> Iterator[Do]:
+    def receive(self, kind: str, chunk: int) -> Iterator[Do]:
         """Begin an operation: wait for its input, post the receives of the next one.
 
         F gets hidden states from the stage before, B gradients from the one after, if there is one.
@@ -109,7 +108,7 @@ class BoundaryWriter:
                 yield Do(number, Wait(f"receive {kind}{number}"))
             # What the other stage ran before this operation, it has received.
             position = {op: idx for idx, op in enumerate(self.schedules[other])}
-            reply: Literal["F", "B"] = "B" if kind == "F" else "F"
+            reply = "B" if kind == "F" else "F"
             finished = [
                 (op, number)
                 for op, number in self._unfinished
@@ -137,7 +136,7 @@ class BoundaryWriter:
             yield from self._start(kind, number, is_send=False)
         self._posted[kind] = max(self._posted[kind], needed)
 
-    def send(self, kind: Literal["F", "B"], chunk: int) -> Iterator[Do]:
+    def send(self, kind: str, chunk: int) -> Iterator[Do]:
         """After F: hidden states to the stage after; after B: gradients to the one before."""
         for item in self._start(kind, chunk, is_send=True):
             self._unfinished.append((kind, chunk))

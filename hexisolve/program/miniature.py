@@ -2,7 +2,8 @@
 
 Kept: replicas, stages, rings, head groups, query and KV heads, state shares, order of chunks and
 pieces, schedule, which recompute policies a stage mixes. Reduced: tokens, widths, vocabulary,
-experts, layers per stage, number of chunks. The miniature is itself a plan for its own instance.
+experts, layers per stage, number of chunks and of blocks per ring. The miniature is itself a plan
+for its own instance.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from hexisolve.plan.plan import (
     Stage,
 )
 from hexisolve.plan.schedule import parse_operation
+from hexisolve.program.compile import DEFAULT_RING_BLOCKS
 from hexisolve.program.supported import refuse_slices
 
 CHUNK_TOKENS = 256
 HEAD_DIM = 2
 VOCABULARY = 64
 LAYERS_PER_STAGE = 2
-REDUCTIONS = ("tokens", "widths", "layers", "chunks")
+RING_BLOCKS = 8
+REDUCTIONS = ("tokens", "widths", "layers", "chunks", "blocks")
 """What `miniature` reduces and `keep` can lift."""
 
 
@@ -47,11 +50,14 @@ class Miniature:
     ----------
     reductions
         What was reduced, in words.
+    ring_blocks
+        Blocks of KV per ring to compile it with.
     """
 
     instance: Instance
     plan: Plan
     reductions: tuple[str, ...]
+    ring_blocks: int
 
     def __iter__(self) -> Iterator[Instance | Plan]:
         yield self.instance
@@ -91,7 +97,13 @@ def miniature(instance: Instance, plan: Plan, *, keep: Collection[str] = ()) -> 
     )
     small = replace(instance, model=model, workload=workload)
     small_plan = Plan(layout, batch)
-    return Miniature(small, small_plan, tuple(_told(instance, plan, small, small_plan)))
+    ring_blocks = DEFAULT_RING_BLOCKS if "blocks" in keep else RING_BLOCKS
+    told = list(_told(instance, plan, small, small_plan))
+    if ring_blocks < DEFAULT_RING_BLOCKS and any(
+        len(stage.ring) > 1 for _, _, stage in layout.stages()
+    ):
+        told.append(f"blocks per ring {DEFAULT_RING_BLOCKS} -> {ring_blocks}, or one per group")
+    return Miniature(small, small_plan, tuple(told), ring_blocks)
 
 
 def _fewer_chunks(plan: Plan) -> BatchPlan:

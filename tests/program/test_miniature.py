@@ -11,7 +11,7 @@ from hexisolve.plan.check import check_plan
 from hexisolve.plan.pieces import stage_pieces
 from hexisolve.program.compile import compile_plan
 from hexisolve.program.match import match
-from hexisolve.program.miniature import miniature
+from hexisolve.program.miniature import REDUCTIONS, miniature
 from tests.plans import CASES, large, make
 
 
@@ -110,10 +110,10 @@ def test_stage_bounds_stay_contiguous() -> None:
 
 def test_every_reduction_can_be_lifted() -> None:
     instance, plan = large(num_ranks=4, num_stages=2, num_layers=6, num_chunks=5)
-    small, small_plan = miniature(instance, plan, keep=("tokens", "widths", "layers", "chunks"))
+    small, small_plan = miniature(instance, plan, keep=REDUCTIONS)
     assert small.model is instance.model
     assert small_plan == plan
-    for kept in ("tokens", "widths", "layers", "chunks"):
+    for kept in REDUCTIONS:
         mini = miniature(instance, plan, keep=(kept,))
         assert check_plan(mini.instance, mini.plan) == [] or kept in ("tokens", "widths")
 
