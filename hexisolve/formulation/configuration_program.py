@@ -31,13 +31,10 @@ class ProgramVariables:
         x[j, column, layers after, layers]: 1 when the stage with j stages after it is like that.
     step_s
         T: step time.
-    finish_s
-        Slowest synchronisation and optimizer.
     """
 
     place: dict[Place, Variable]
     step_s: Variable
-    finish_s: Variable
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,11 @@ class ConfigurationProgram:
     def values(self, configuration: Configuration) -> list[float]:
         """A value for every variable that means `configuration`: a start for a solver."""
         values = [0.0] * len(self.model.variables)
-        after, finish = 0, 0.0
+        after = 0
         for j, choice in enumerate(reversed(configuration)):
             place = (j, choice.column, after, choice.num_layers)
             values[self.variables.place[place].index] = 1.0
-            finish = max(finish, float(self.table.finish_s[choice.column, after, choice[2]]))
             after += choice.num_layers
-        values[self.variables.finish_s.index] = finish
         values[self.variables.step_s.index] = self.table.value_s(configuration)
         return values
 
@@ -94,12 +89,10 @@ def build_configuration_program(
         for key in _places(table, cutoff_s, num_stages)
     }
     step_s = model.add_variable("step_s", 0.0, cutoff_s, is_integer=False)
-    finish_s = model.add_variable("finish_s", 0.0, cutoff_s, is_integer=False)
-    variables = ProgramVariables(place, step_s, finish_s)
+    variables = ProgramVariables(place, step_s)
     program = ConfigurationProgram(model, variables, table)
     _add_layer_flow(program, num_stages)
     _add_units(program)
-    _add_finish(program)
     _add_step_time(program)
     model.minimise([(step_s, 1.0)])
     return program
@@ -107,11 +100,11 @@ def build_configuration_program(
 
 def _places(table: PipelineTable, cutoff_s: float, num_stages: int | None) -> list[Place]:
     """Places that are possible at all and alone do not exceed the cutoff."""
-    n, num_layers = table.num_chunks, table.num_layers
+    num_layers = table.num_layers
     last_stage = table.max_stages if num_stages is None else num_stages
     places = []
     for j in range(last_stage):
-        alone = n * table.time_s[j] + table.finish_s
+        alone = table.total_s[j] + table.finish_s
         for column, after, layers in np.argwhere(alone <= cutoff_s).tolist():
             is_first = after + layers == num_layers
             if layers == 0 or after < j or after + layers > num_layers or (after and not j):
@@ -150,14 +143,6 @@ def _add_units(program: ConfigurationProgram) -> None:
         program.model.add_row(f"units[{unit_class}]", terms, "<=", count)
 
 
-def _add_finish(program: ConfigurationProgram) -> None:
-    """The finish of every stage is part of the step."""
-    table, variables = program.table, program.variables
-    for j, items in _by_stage(program):
-        terms = [(v, float(table.finish_s[key[1], key[2], key[3]])) for key, v in items]
-        program.model.add_row(f"finish[{j}]", [*terms, (variables.finish_s, -1.0)], "<=", 0)
-
-
 def _add_step_time(program: ConfigurationProgram) -> None:
     """F1 and F2 for every stage."""
     table, variables = program.table, program.variables
@@ -165,24 +150,29 @@ def _add_step_time(program: ConfigurationProgram) -> None:
     step_limit_s = variables.step_s.upper
     stages = dict(_by_stage(program))
     total = [(v, _seconds(table, key) + _entry(table, key)) for key, v in variables.place.items()]
-    right: list[Term] = [(variables.finish_s, 1.0), (variables.step_s, -1.0)]
+    right: list[Term] = [(variables.step_s, -1.0)]
+    model = program.model
     for j, items in stages.items():
         own = [(v, _seconds(table, key)) for key, v in items]
-        model = program.model
-        model.add_row(f"F1[{j}]", [*((v, n * t) for v, t in own), *right], "<=", 0)
+        finish = [(v, float(table.finish_s[key[1:]])) for key, v in items]
+        sums = [(v, float(table.total_s[key])) for key, v in items]
+        model.add_row(f"F1[{j}]", [*sums, *finish, *right], "<=", 0)
         behind = [
             (v, _seconds(table, key) + _entry(table, key))
             for i in range(j)
             for key, v in stages.get(i, ())
         ]
         if j == 0:
-            terms = [*total, *((v, (n - 1) * t) for v, t in own)]
-            model.add_row("F2[0]", [*terms, *right], "<=", 0)
+            others = [(v, whole - t) for (v, whole), (_, t) in zip(sums, own, strict=True)]
+            model.add_row("F2[0]", [*total, *others, *finish, *right], "<=", 0)
+        elif not table.loops(j):
+            model.add_row(f"F2[{j}]", [*total, *finish, *right], "<=", 0)
         for k in table.loops(j):
             terms = [
                 *total,
                 *((v, k * t) for v, t in behind),
                 *((v, (n - 1 - k * j) * t) for v, t in own),
+                *finish,
             ]
             # Without a stage j the row must say nothing: X_j <= S <= T <= cutoff.
             big = k * step_limit_s

@@ -6,10 +6,11 @@ With t_j = F + B of a chunk, x_j the two transfers into stage j (0 for the first
 ``X_j = sum_{i<j} (t_i + x_i)`` the round trip behind a stage and ``S = sum (t_i + x_i)``, every
 1F1B schedule of n equal chunks takes at least (docs/formulation.md, equations F1 and F2)
 
-    n t_j                                              (F1)
-    S + k X_j + (n - 1 - k j) t_j    for 1 <= k <= (n - 1) / (j + 1)           (F2)
+    n t_j + f_j                                                                (F1)
+    S + k X_j + (n - 1 - k j) t_j + f_j    for 1 <= k <= (n - 1) / (j + 1)     (F2)
 
-The last stage (j = 0) has ``S + (n - 1) t_0``. F2 is linear in k, so its two ends are enough.
+where f_j is what follows the last chunk of stage j: gradient synchronisation and optimizer. The
+last stage (j = 0) has ``S + (n - 1) t_0 + f_0``. F2 is linear in k, so its two ends are enough.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ class PipelineTable:
     entry_s
         ``[column]`` least seconds of the two transfers into a stage that is not the first.
     finish_s
-        ``[column, layers after, layers]``: least seconds of gradient synchronisation and optimizer
-        after the last chunk.
+        ``[column, layers after, layers]``: f_j, least seconds after the last chunk.
     num_chunks
         n.
+    total_s
+        Like `time_s`, the sum over all chunks: n t where chunks are equal. With unequal chunks
+        `time_s` speaks of the shortest, F1 and the last stage of the sum.
     """
 
     available: tuple[int, ...]
@@ -64,6 +67,7 @@ class PipelineTable:
     entry_s: FloatArray
     finish_s: FloatArray
     num_chunks: int
+    total_s: FloatArray
 
     @property
     def num_columns(self) -> int:
@@ -88,23 +92,30 @@ class PipelineTable:
         return (1,) if most == 1 else (1, most)
 
     def value_s(self, configuration: Configuration) -> float:
-        """Least step time of a configuration by F1 and F2, with the slowest finish."""
+        """Least step time of a configuration by F1 and F2."""
+        total, longest, tallest = self.needs_s(configuration)
+        return max(tallest, total + longest)
+
+    def needs_s(self, configuration: Configuration) -> tuple[float, float, float]:
+        """(S, largest right side of F2 without S, largest of F1) of a configuration."""
         n = self.num_chunks
-        behind, tallest, longest, finish = 0.0, 0.0, 0.0, 0.0
+        behind, tallest, longest = 0.0, 0.0, 0.0
         after = 0
         for j, choice in enumerate(reversed(configuration)):
             seconds = float(self.time_s[j, choice.column, after, choice.num_layers])
-            tallest = max(tallest, seconds)
+            total = float(self.total_s[j, choice.column, after, choice.num_layers])
+            finish = float(self.finish_s[choice.column, after, choice.num_layers])
             rows = [k * behind + (n - 1 - k * j) * seconds for k in self.loops(j)]
             if j == 0:
-                rows = [(n - 1) * seconds]
-            longest = max([longest, *rows])
-            finish = max(finish, float(self.finish_s[choice.column, after, choice.num_layers]))
+                rows = [total - seconds]
+            tallest = max(tallest, total + finish)
+            # Without an F2 of its own, a stage still ends after the whole round trip.
+            longest = max([longest, finish, *(row + finish for row in rows)])
             after += choice.num_layers
             behind += seconds
             if after < self.num_layers:
                 behind += float(self.entry_s[choice.column])
-        return max(n * tallest, behind + longest) + finish
+        return behind, longest, tallest
 
     def reduced(self) -> tuple[PipelineTable, IntArray]:
         """The table without columns that another one never loses to, and the columns it kept.
@@ -128,6 +139,7 @@ class PipelineTable:
             self,
             units=self.units[columns],
             time_s=self.time_s[:, columns],
+            total_s=self.total_s[:, columns],
             entry_s=self.entry_s[columns],
             finish_s=self.finish_s[columns],
         )
@@ -138,6 +150,7 @@ class PipelineTable:
             and self.entry_s[one] <= self.entry_s[other]
             and (self.finish_s[one] <= self.finish_s[other]).all()
             and (self.time_s[:, one] <= self.time_s[:, other]).all()
+            and (self.total_s[:, one] <= self.total_s[:, other]).all()
         )
 
 

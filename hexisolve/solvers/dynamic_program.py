@@ -1,11 +1,11 @@
 """The dynamic program: second exact method for the relaxed layout problem, and its proofs.
 
-With ``c >= k X_j + (n - 1 - k j) t_j`` for all stages, ``tau >= t_j`` and ``d >= finish_j`` fixed,
-the least ``S = sum (t_j + x_j)`` is a shortest path over (units used, layers covered), built from
-the last stage: F2 only asks that X_j, the path so far, is small. Then
-``T = max(n tau, S + c) + d`` (F1, F2). S falls when c, tau or d grow, so for a box
+With limits ``c >= k X_j + (n - 1 - k j) t_j + f_j`` and ``tau >= n t_j + f_j`` fixed, the least
+``S = sum (t_j + x_j)`` is a shortest path over (units used, layers covered), built from the last
+stage: F2 only asks that X_j, the path so far, is small. Then ``T = max(tau, S + c)`` (F1, F2).
+S falls when c or tau grow, so for a box of both
 
-    T >= max(n tau_low, S(c_high, tau_high, d_high) + c_low) + d_low
+    T >= max(tau_low, S(c_high, tau_high) + c_low)
 
 and boxes are split, least bound first, until the bound meets the best configuration found.
 """
@@ -33,10 +33,10 @@ from hexisolve.formulation.pipeline_table import (
 
 
 class Box(NamedTuple):
-    """Ranges of c, tau and d."""
+    """Ranges of c and tau."""
 
-    low: tuple[float, float, float]
-    high: tuple[float, float, float]
+    low: tuple[float, float]
+    high: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RelaxedOptimum:
 
 
 class _Paths:
-    """Shortest paths through a table for given limits on c, tau and d."""
+    """Shortest paths through a table for given limits on c and tau."""
 
     def __init__(self, table: PipelineTable, num_stages: int | None) -> None:
         self.table = table
@@ -80,17 +80,35 @@ class _Paths:
         self.columns: IntArray = columns[order]
         self.targets: IntArray = targets[order]
         self.num_layers = table.num_layers
+        # Infinite seconds would turn differences and products into NaN; as large they do not.
+        self.seconds: FloatArray = np.where(np.isfinite(table.time_s), table.time_s, 0.0)
+        self.rest = self._rest()
 
-    def shortest(
-        self, limits: tuple[float, float, float], most_s: float
-    ) -> tuple[float, Configuration | None]:
-        """Least S under the limits (c, tau, d), and a configuration that has it.
+    def _rest(self) -> FloatArray:
+        """``[state, layers covered]`` least seconds that the layers not yet covered add to S.
 
-        Paths longer than `most_s` are dropped.
+        The best column that fits into the units left, at its least seconds per layer.
         """
         table, num_layers = self.table, self.num_layers
-        limit, tallest, latest = limits
-        n = table.num_chunks
+        layers = np.maximum(np.arange(num_layers + 1), 1)
+        per_layer = (table.time_s / layers).min(axis=(0, 2, 3))
+        left = np.array(table.available) - self.states
+        fits = (table.units[None, :, :] <= left[:, None, :]).all(axis=2)
+        best = np.where(fits, per_layer[None, :], np.inf).min(axis=1, initial=np.inf)
+        missing = num_layers - np.arange(num_layers + 1)
+        with np.errstate(invalid="ignore"):
+            rest = best[:, None] * missing[None, :]
+        return np.where(missing[None, :] == 0, 0.0, rest) * (1 - 1e-12)
+
+    def shortest(
+        self, limits: tuple[float, float], most_s: float
+    ) -> tuple[float, Configuration | None]:
+        """Least S under the limits (c, tau), and a configuration that has it.
+
+        Paths that cannot end with S up to `most_s` are dropped.
+        """
+        table, num_layers = self.table, self.num_layers
+        limit, tallest = limits
         best, best_stage = np.inf, -1
         fronts: list[FloatArray] = []
         front = np.full((len(self.states), num_layers + 1), np.inf)
@@ -98,32 +116,31 @@ class _Paths:
         fronts.append(front)
         stages = table.max_stages if self.num_stages is None else self.num_stages
         for j in range(stages):
-            allowed = np.where(
-                (table.finish_s <= latest) & (table.time_s[j] <= tallest), table.time_s[j], np.inf
-            )
-            loops = table.loops(j)
-            if j == 0:
-                allowed = np.where(allowed <= limit / max(n - 1, 1e-9), allowed, np.inf)
-            following, ended = self._extend(front, allowed, j, loops, limit, most_s)
-            is_last = self.num_stages is None or j == self.num_stages - 1
-            if is_last and ended < best:
+            allowed = self._allowed(j, limit, tallest)
+            front, ended = self._extend(front, allowed, j, limit, min(most_s, best))
+            if (self.num_stages is None or j == self.num_stages - 1) and ended < best:
                 best, best_stage = ended, j
-            front = following
             fronts.append(front)
             if not np.isfinite(front).any():
                 break
-        if best_stage < 0 or not np.isfinite(best):
+        if best_stage < 0 or best > most_s:
             return np.inf, None
         return best, self._trace(fronts, best, best_stage, limits)
 
+    def _allowed(self, j: int, limit: float, tallest: float) -> FloatArray:
+        """Seconds of the stages that are within the limits on their own, infinite elsewhere."""
+        table, n = self.table, self.table.num_chunks
+        if j == 0:
+            alone = table.total_s[0] - self.seconds[0] + table.finish_s
+        elif loops := table.loops(j):
+            alone = min((n - 1 - k * j) for k in loops) * self.seconds[j] + table.finish_s
+        else:
+            alone = table.finish_s
+        fits = (alone <= limit) & (table.total_s[j] + table.finish_s <= tallest)
+        return np.where(fits, table.time_s[j], np.inf)
+
     def _extend(
-        self,
-        front: FloatArray,
-        allowed: FloatArray,
-        j: int,
-        loops: tuple[int, ...],
-        limit: float,
-        most: float,
+        self, front: FloatArray, allowed: FloatArray, j: int, limit: float, most: float
     ) -> tuple[FloatArray, float]:
         """Add one stage in front: the new front, and the least S when it is the first stage."""
         table, num_layers, n = self.table, self.num_layers, self.table.num_chunks
@@ -133,39 +150,38 @@ class _Paths:
         possible = np.isfinite(allowed).any(axis=(1, 2))
         use = alive[self.sources] & possible[self.columns]
         sources, columns, targets = self.sources[use], self.columns[use], self.targets[use]
-        if not len(sources):
-            return following, ended
+        loops = table.loops(j)
         for layers in range(1, num_layers + 1):
-            seconds_by_column = allowed[:, : num_layers + 1 - layers, layers]
-            usable = np.isfinite(seconds_by_column).any(axis=1)[columns]
+            by_column = allowed[:, : num_layers + 1 - layers, layers]
+            usable = np.isfinite(by_column).any(axis=1)[columns]
             if not usable.any():
                 continue
             own_columns, own_targets = columns[usable], targets[usable]
             behind = front[sources[usable], : num_layers + 1 - layers]
-            seconds = seconds_by_column[own_columns]
+            seconds = by_column[own_columns]
             total = behind + seconds
-            with np.errstate(invalid="ignore"):  # 0 x infinity: no such path anyway
-                for k in loops:
-                    row = k * behind + (n - 1 - k * j) * seconds
-                    total = np.where(row <= limit, total, np.inf)
+            for k in loops:
+                row = k * behind + (n - 1 - k * j) * seconds
+                row += table.finish_s[own_columns, : num_layers + 1 - layers, layers]
+                total[~(row <= limit)] = np.inf
             ended = min(ended, float(total[:, -1].min()))
+            if total.shape[1] == 1:
+                continue
             total = total[:, :-1] + table.entry_s[own_columns][:, None]
-            total[total > most] = np.inf
             starts = np.flatnonzero(np.r_[True, own_targets[1:] != own_targets[:-1]])
-            least = np.minimum.reduceat(total, starts, axis=0) if total.shape[1] else total
-            if total.shape[1]:
-                rows = own_targets[starts]
-                part = following[rows, layers:num_layers]
-                following[rows, layers:num_layers] = np.minimum(part, least)
+            least = np.minimum.reduceat(total, starts, axis=0)
+            rows = own_targets[starts]
+            part = following[rows, layers:num_layers]
+            following[rows, layers:num_layers] = np.minimum(part, least)
+        following[following + self.rest > most] = np.inf
         return following, ended
 
     def _trace(
-        self, fronts: list[FloatArray], best: float, best_stage: int,
-        limits: tuple[float, float, float],
-    ) -> Configuration:  # fmt: skip
+        self, fronts: list[FloatArray], best: float, best_stage: int, limits: tuple[float, float]
+    ) -> Configuration:
         """Walk back from the first stage to the last."""
         table, num_layers = self.table, self.num_layers
-        limit, tallest, latest = limits
+        limit, tallest = limits
         n = table.num_chunks
         chosen: list[Choice] = []
         wanted, state, covered = best, -1, num_layers
@@ -174,20 +190,18 @@ class _Paths:
             found = None
             pairs = slice(None) if state < 0 else np.flatnonzero(self.targets == state)
             sources, columns = self.sources[pairs], self.columns[pairs]
+            allowed = self._allowed(j, limit, tallest)
             for layers in range(1, covered + 1):
                 after = covered - layers
-                seconds = table.time_s[j, columns, after, layers]
+                seconds = allowed[columns, after, layers]
                 behind = fronts[j][sources, after]
                 total = behind + seconds
                 if not is_first:
                     total = total + table.entry_s[columns]
-                fits = (seconds <= tallest) & (table.finish_s[columns, after, layers] <= latest)
-                if j == 0:
-                    fits &= seconds <= limit / max(n - 1, 1e-9)
-                with np.errstate(invalid="ignore"):
-                    for k in table.loops(j):
-                        fits &= k * behind + (n - 1 - k * j) * seconds <= limit
-                total = np.where(fits, total, np.inf)
+                for k in table.loops(j):
+                    row = k * behind + (n - 1 - k * j) * seconds
+                    row += table.finish_s[columns, after, layers]
+                    total[~(row <= limit)] = np.inf
                 idx = int(np.argmin(np.abs(total - wanted))) if len(total) else 0
                 if len(total) and abs(total[idx] - wanted) <= 1e-12 * max(wanted, 1e-300):
                     found = (int(columns[idx]), layers, int(sources[idx]), float(behind[idx]))
@@ -225,38 +239,30 @@ def solve_relaxed(
     on_configuration
         Called with every configuration met and its relaxed value.
     """
-    paths = _Paths(table, num_stages)
     best: Configuration | None = None
     value = cutoff_s
-    finite = table.time_s[np.isfinite(table.time_s)]
-    if not finite.size:
+    if not np.isfinite(table.time_s).any():
         return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
-    n = table.num_chunks
-    finishes = table.finish_s[np.isfinite(table.time_s).any(axis=0)]
-    low = ((n - 1) * float(finite.min()) if n > 1 else 0.0, float(finite.min()),
-           float(finishes.min()))  # fmt: skip
-    high = (cutoff_s, cutoff_s / n, min(float(finishes.max()), cutoff_s))
+    paths = _Paths(table, num_stages)
     ticket = count()
-    heap: list[tuple[float, int, Box, tuple[float, float, float] | None]] = []
+    heap: list[tuple[float, int, Box, tuple[float, float]]] = []
 
     def consider(box: Box) -> None:
         nonlocal best, value
-        tallest = min(box.high[1], value / n)
-        limit = min(box.high[0], value)
-        most = value - box.low[0] - box.low[2]
-        shortest, configuration = paths.shortest((limit, tallest, box.high[2]), most)
-        bound = max(n * box.low[1], shortest + box.low[0]) + box.low[2]
+        limits = (min(box.high[0], value), min(box.high[1], value))
+        shortest, configuration = paths.shortest(limits, value - box.low[0])
+        bound = max(box.low[1], shortest + box.low[0])
         if configuration is None or bound >= value:
             return
-        found = table.value_s(configuration)
+        total, *used = table.needs_s(configuration)
+        found = max(used[1], total + used[0])
         if on_configuration is not None:
             on_configuration(configuration, found)
         if found < value:
             best, value = configuration, found
-        heapq.heappush(heap, (bound, next(ticket), Box(box.low, (limit, tallest, box.high[2])),
-                              _used(table, configuration)))  # fmt: skip
+        heapq.heappush(heap, (bound, next(ticket), Box(box.low, limits), (used[0], used[1])))
 
-    consider(Box(low, high))
+    consider(Box((0.0, 0.0), (cutoff_s, cutoff_s)))
     is_complete = True
     bound = value
     while heap:
@@ -266,35 +272,19 @@ def solve_relaxed(
         if time.monotonic() > deadline:
             is_complete = False
             break
-        for half in _split(box, used, n):
+        for half in _split(box, used):
             consider(half)
         bound = value
     return RelaxedOptimum(best, value, min(bound, value), is_complete)
 
 
-def _used(table: PipelineTable, configuration: Configuration) -> tuple[float, float, float]:
-    """The c, tau and d that a configuration needs."""
-    n = table.num_chunks
-    behind = limit = tallest = latest = 0.0
-    after = 0
-    for j, choice in enumerate(reversed(configuration)):
-        seconds = float(table.time_s[j, choice.column, after, choice.num_layers])
-        rows = [k * behind + (n - 1 - k * j) * seconds for k in table.loops(j)]
-        limit = max([limit, *rows, (n - 1) * seconds if j == 0 else 0.0])
-        tallest = max(tallest, seconds)
-        latest = max(latest, float(table.finish_s[choice.column, after, choice.num_layers]))
-        after += choice.num_layers
-        behind += seconds + float(table.entry_s[choice.column])
-    return limit, tallest, latest
-
-
-def _split(box: Box, used: tuple[float, float, float] | None, n: int) -> tuple[Box, Box]:
+def _split(box: Box, used: tuple[float, float]) -> tuple[Box, Box]:
     """Cut the range that costs most between the box's corner and what its path needs."""
-    assert used is not None
-    weights = (1.0, float(n), 1.0)
-    losses = [w * (u - low) for w, u, low in zip(weights, used, box.low, strict=True)]
-    axis = max(range(3), key=lambda idx: losses[idx])
+    axis = 0 if used[0] - box.low[0] >= used[1] - box.low[1] else 1
     middle = (box.low[axis] + min(used[axis], box.high[axis])) / 2
-    below = tuple(middle if idx == axis else value for idx, value in enumerate(box.high))
-    above = tuple(middle if idx == axis else value for idx, value in enumerate(box.low))
-    return Box(box.low, below), Box(above, box.high)  # type: ignore[arg-type]
+    if axis == 0:
+        return (
+            Box(box.low, (middle, box.high[1])),
+            Box((middle, box.low[1]), box.high),
+        )
+    return Box(box.low, (box.high[0], middle)), Box((box.low[0], middle), box.high)

@@ -21,6 +21,7 @@ def one_stage_per_column(forward, backward, there, back, num_chunks: int) -> Pip
         entry_s=np.array([0.0, *(a + b for a, b in zip(there, back, strict=True))]),
         finish_s=np.zeros((num_stages, num_stages + 1, num_stages + 1)),
         num_chunks=num_chunks,
+        total_s=num_chunks * time_s,
     )
 
 

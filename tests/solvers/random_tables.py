@@ -22,13 +22,15 @@ def random_table(
                 prices = layers / speed * (1 + 0.1 * j) + rng.uniform(0, 0.3, num_columns)
                 prices[rng.random(num_columns) < 0.2] = np.inf
                 time_s[j, :, after, layers] = prices
+    num_chunks = int(rng.integers(1, 7))
     return PipelineTable(
         available=classes,
         units=units,
         time_s=time_s,
         entry_s=rng.uniform(0, 0.3, num_columns),
         finish_s=rng.uniform(0, 0.5, (num_columns, num_layers + 1, num_layers + 1)),
-        num_chunks=int(rng.integers(1, 7)),
+        num_chunks=num_chunks,
+        total_s=num_chunks * time_s,
     )
 
 

@@ -1,0 +1,338 @@
+"""A lower bound on the seconds of one layer, forward and backward, on a set of devices.
+
+It holds for *every* internal arrangement: any head groups, ring order, token shares and heads.
+The arguments, numbered R1-R6, are in docs/formulation.md. Symbols: device r has the token share
+x_r and the share y_r of the attention; d_r, a_r are its seconds if it did all dense, all
+attention work; A the seconds of all-to-all; G the number of head groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hexisolve.data.cluster import Device
+from hexisolve.data.constants import CostConstants
+from hexisolve.formulation.cuts import Cut, CutRates, column_cuts
+from hexisolve.formulation.pipeline_table import FloatArray
+from hexisolve.formulation.work import REPEATS, LayerLoad
+from hexisolve.plan.plan import Policy
+
+# Cells into which the range of A is cut; the bound loses at most one cell.
+_NUM_CELLS = 24
+_MAX_EXACT = 3
+_NUM_SEGMENTS = 8
+# How far shares of tokens can be uneven depends on how long a layer takes: ranges of its time, as
+# multiples of the compute bound, are looked at one after the other (R4).
+_STRETCHES = (1.01, 1.03, 1.06, 1.12, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 1e9)
+_FRACTIONS = (0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5,
+              0.75, 1.0, 1.5, 2.5, 4.0, 8.0)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnShape:
+    """The devices of a column and what can flow between them.
+
+    Parameters
+    ----------
+    numbers
+        Device numbers in the cluster.
+    devices
+        The devices, in the same order.
+    cuts
+        Sets of devices with limited borders: hosts, devices behind one switch.
+    device_bytes_per_s
+        Sum over the devices of what each can receive from, or send to, the others (the lesser).
+    slowest_bytes_per_s
+        Narrowest border that a ring over all devices must enter.
+    """
+
+    numbers: tuple[int, ...]
+    devices: tuple[Device, ...]
+    cuts: tuple[Cut, ...]
+    device_bytes_per_s: float
+    slowest_bytes_per_s: float
+
+    @cached_property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """Positions of the devices of every host."""
+        hosts: dict[str, list[int]] = {}
+        for idx, device in enumerate(self.devices):
+            hosts.setdefault(device.host, []).append(idx)
+        return tuple(map(tuple, hosts.values()))
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all devices are of equal speed and memory and share a host."""
+        first = self.devices[0]
+        keys = {
+            (d.host, d.memory_bytes, d.dense_flop_per_s, d.attention_forward_flop_per_s,
+             d.attention_backward_flop_per_s)
+            for d in self.devices
+        }  # fmt: skip
+        return len(keys) == 1 and first is not None
+
+
+def column_shape(rates: CutRates, numbers: Sequence[int]) -> ColumnShape:
+    """Collect the cuts of a column."""
+    cluster = rates.network.cluster
+    devices = tuple(cluster.devices[number] for number in numbers)
+    received, sent = [], []
+    if len(numbers) > 1:
+        everyone = range(len(cluster.devices)) if len(numbers) > _MAX_EXACT else numbers
+        for number in numbers:
+            # More senders than there are can only raise the limit.
+            others = [other for other in everyone if other != number]
+            received.append(rates.rate_bytes_per_s(others, [number]))
+            sent.append(rates.rate_bytes_per_s([number], others))
+    cuts = column_cuts(rates, numbers, [device.host for device in devices])
+    slowest = min((*received, *(cut.in_bytes_per_s for cut in cuts)), default=np.inf)
+    return ColumnShape(tuple(numbers), devices, cuts, min(sum(received), sum(sent)), slowest)
+
+
+def compute_bound_s(seconds: FloatArray) -> float:
+    """R1 for one kind of work: ``1 / sum 1 / c_r``, all devices busy until the end."""
+    return float(1.0 / (1.0 / seconds).sum())
+
+
+def two_work_bound_s(dense_s: FloatArray, attention_s: FloatArray) -> float:
+    """R1: least ``max_r (d_r x_r + a_r y_r)`` with x and y free, sums 1 each.
+
+    By duality ``max_k (d_k + a_k) / sum_i max(d_k / d_i, a_k / a_i)``.
+    """
+    ratios = np.maximum(dense_s[:, None] / dense_s, attention_s[:, None] / attention_s)
+    return float(((dense_s + attention_s) / ratios.sum(axis=1)).max())
+
+
+def least_layer_s(
+    load: LayerLoad, policy: Policy, column: ColumnShape, cost: CostConstants, num_tokens: int
+) -> float:
+    """Least F + B seconds of one layer on a column under a recompute policy."""
+    dense, attention, before, after, ring, launches = REPEATS[policy]
+    overhead = cost.launch_overhead_s * cost.launches_per_layer * (1.0 + launches)
+    num_devices = len(column.devices)
+    if num_devices == 1:
+        return float((load.forward_s() + load.backward_s(policy))[0]) + overhead
+    hop_s = cost.launch_overhead_s * (2 + ring)
+    exchanged = (2 + before) * (load.query_bytes + load.kv_bytes) + (2 + after) * load.output_bytes
+    if column.is_uniform:
+        return overhead + _uniform_s(load, policy, column, hop_s, exchanged)
+    return overhead + _mixed_s(load, policy, column, hop_s, exchanged, num_tokens)
+
+
+def _uniform_s(
+    load: LayerLoad, policy: Policy, column: ColumnShape, hop_s: float, exchanged: float
+) -> float:
+    """R2-R4 on equal devices of one host, for every number of groups."""
+    num_devices, rate = len(column.devices), column.device_bytes_per_s
+    forward = float(load.forward_s()[0]) / num_devices
+    backward = float(load.backward_s(policy)[0]) / num_devices
+    repeats = REPEATS[policy]
+    dense = float(load.dense_s[0]) / num_devices
+    dense_back = (2 + repeats[0]) * dense
+    whole = forward + backward
+    attention_to_dense = (whole - dense - dense_back) / (dense + dense_back)
+    least = np.inf
+    for num_groups in range(1, num_devices + 1):
+        share = num_groups / num_devices
+        ring_forward = (num_groups - 1) * load.ring_forward_bytes / rate
+        ring_backward = (num_groups - 1) * sum(load.ring_backward_bytes) / rate
+        ring_backward += repeats[4] * ring_forward
+        busy = max(forward, dense + ring_forward) + max(backward, dense_back + ring_backward)
+        all_to_all = 0.0
+        if load.is_proportional:
+            # R3: idle time e lets shares be less even, so A may shrink by `slope` per unit of it.
+            slope = (share + attention_to_dense) * exchanged / rate
+            missing = (1 - share) * exchanged / rate - slope * (busy / whole - 1)
+            all_to_all = max(missing, 0.0) * min(1.0, whole / slope)
+        total = _over_all_to_all(load, policy, column, all_to_all, busy)
+        least = min(least, total + hop_s * (num_groups - 1))
+    return float(least)
+
+
+def _over_all_to_all(
+    load: LayerLoad, policy: Policy, column: ColumnShape, least_a2a: float, busy: float
+) -> float:
+    """R4 on equal devices: least ``A + max(busy, rows of the cuts)`` over ``A >= least_a2a``."""
+    if not column.cuts:
+        return least_a2a + busy
+    rows = _CutRows(load, policy, column)
+
+    def inside(all_to_all: FloatArray) -> FloatArray:
+        return _over_stretches(busy, lambda limit: rows(all_to_all, limit))
+
+    total = least_a2a + float(inside(np.array([least_a2a]))[0])
+    if total <= (least_a2a + busy) * (1 + 1e-9):
+        return total
+    cells = np.linspace(least_a2a, total - busy, _NUM_CELLS + 1)
+    return float(min(total, (cells[:-1] + inside(cells[1:])).min()))
+
+
+def _over_stretches(base: float, rows: Callable[[float], FloatArray]) -> FloatArray:
+    """Least time T >= base with ``T >= rows(limit)`` whenever ``T <= limit``."""
+    low = base
+    best: FloatArray | None = None
+    for stretch in _STRETCHES:
+        value = np.maximum(low, rows(base * stretch))
+        best = value if best is None else np.minimum(best, value)
+        low = base * stretch
+        if (best <= low).all():
+            break
+    assert best is not None
+    return best
+
+
+class _CutRows:
+    """R4 for all cuts of a column: rows as a function of A and of how long a layer may take.
+
+    The token share X inside a cut lies in the range that the compute bound leaves when a layer
+    takes at most `limit` seconds. The range is cut in segments; a row takes the best segment.
+    Arrays are ``[cut, segment, A]``.
+    """
+
+    def __init__(self, load: LayerLoad, policy: Policy, column: ColumnShape) -> None:
+        self.load, self.repeats = load, REPEATS[policy]
+        forward, backward = load.forward_s(), load.backward_s(policy)
+        joint = forward + backward
+        inside = np.zeros((len(column.cuts), len(joint)), dtype=bool)
+        for idx, cut in enumerate(column.cuts):
+            inside[idx, list(cut.inside)] = True
+
+        def per_cut(values: FloatArray) -> FloatArray:
+            return values[:, None, None]
+
+        self.speed_inside = per_cut(inside @ (1 / joint))
+        self.speed_outside = per_cut(~inside @ (1 / joint))
+        self.speed_forward = per_cut(inside @ (1 / forward))
+        self.speed_backward = per_cut(inside @ (1 / backward))
+        self.dense_s = compute_bound_s(load.dense_s)
+        rates = [(cut.in_bytes_per_s, cut.out_bytes_per_s) for cut in column.cuts]
+        self.rate_in = per_cut(np.array([rate for rate, _ in rates]))
+        everything = load.query_bytes + load.kv_bytes
+        self.crossing_s = per_cut(
+            np.array([_exchange_s(load, policy, everything, *pair) for pair in rates])
+        )
+        self.query_s = np.array(
+            [_exchange_s(load, policy, load.query_bytes, *pair) for pair in rates]
+        )
+
+    def __call__(self, all_to_all: FloatArray, limit: float) -> FloatArray:
+        """For each A, the largest row, A itself left out of it."""
+        load, repeats = self.load, self.repeats
+        exchange = all_to_all[None, None, :]
+        deviation = exchange / self.query_s[:, None, None]
+        if not load.is_proportional:
+            deviation = np.ones_like(deviation)
+        high = np.minimum(limit * self.speed_inside + deviation, 1.0)
+        low = np.clip(1.0 - limit * self.speed_outside - deviation, 0.0, 1.0)
+        places = low + (high - low) * np.linspace(0, 1, _NUM_SEGMENTS + 1)[None, :, None]
+        near, far = places[:, :-1], places[:, 1:]
+        visiting, returning = load.ring_backward_bytes
+        forward = (1 - far) * load.ring_forward_bytes / self.rate_in
+        back = np.minimum(
+            (1 - far) * visiting + far * returning, (1 - near) * visiting + near * returning
+        )
+        backward = back / self.rate_in + repeats[4] * forward
+        product = np.minimum(near * (1 - near), far * (1 - far))
+        closed = exchange / np.maximum(self.crossing_s * product, 1e-30)
+        # One second of A replaces at least one second of ring in any case (split KV heads).
+        ring_f = np.maximum(np.minimum(forward * (1 - closed), forward - exchange), 0.0)
+        ring_b = np.maximum(np.minimum(backward * (1 - closed), backward - exchange), 0.0)
+        own = np.maximum(near - deviation, 0.0)
+        rows = np.maximum(own / self.speed_forward, self.dense_s + ring_f) + np.maximum(
+            own / self.speed_backward, (2 + repeats[0]) * self.dense_s + ring_b
+        )
+        result: FloatArray = rows.min(axis=1).max(axis=0)
+        return result
+
+
+def _exchange_s(
+    load: LayerLoad, policy: Policy, before_bytes: float, rate_in: float, rate_out: float
+) -> float:
+    """All-to-all seconds of F + B per unit of tokens x heads that crosses a border one way.
+
+    The cheaper direction; backward runs the exchanges the other way round.
+    """
+    before, after = REPEATS[policy][2:4]
+
+    def one_way(there: float, back: float) -> float:
+        return (
+            (1 + before) * before_bytes / there + (1 + after) * load.output_bytes / back
+            + before_bytes / back + load.output_bytes / there
+        )  # fmt: skip
+
+    return min(one_way(rate_in, rate_out), one_way(rate_out, rate_in))
+
+
+def _mixed_s(
+    load: LayerLoad,
+    policy: Policy,
+    column: ColumnShape,
+    hop_s: float,
+    exchanged: float,
+    num_tokens: int,
+) -> float:
+    """R1-R6 on unlike devices, cell by cell of A."""
+    repeats = REPEATS[policy]
+    joint = load.forward_s() + load.backward_s(policy)
+    dense_all = (3 + repeats[0]) * load.dense_s
+    even_s = compute_bound_s(joint)
+    free_s = two_work_bound_s(dense_all, joint - dense_all)
+    if not load.is_proportional:
+        even_s = free_s
+    num_devices, rate = len(joint), column.device_bytes_per_s
+    cells = np.array([*(share * even_s for share in _FRACTIONS), np.inf])
+    upper = np.minimum(cells[1:], 1e30)
+    # R5: the gain of unlike shares of tokens and attention.
+    alpha = (joint - dense_all) / joint
+    gain = np.zeros(len(upper))
+    if load.is_proportional:
+        gain = (alpha.max() - alpha.min()) * _total_deviation(load, policy, column, upper)
+        gain += num_devices / num_tokens  # odd pieces: a pair more or less per query
+    compute = np.maximum(free_s, even_s * (1 - gain))
+    dense = compute_bound_s(load.dense_s)
+    cut_rows = _CutRows(load, policy, column) if column.cuts else None
+
+    def inside(limit: float) -> FloatArray:
+        # R6: few groups need much all-to-all, many groups many hops and more ring.
+        reach = np.sort(np.minimum(limit / dense_all, 1.0))[::-1]
+        kept = np.minimum(np.cumsum(reach), 1.0)  # the most that stays at home with G groups
+        needed = (1 - kept) * exchanged / rate
+        groups = 1 + np.searchsorted(-needed, -upper)  # `needed` falls with G
+        forward = (groups - 1) * load.ring_forward_bytes / rate
+        backward = (groups - 1) * sum(load.ring_backward_bytes) / rate + repeats[4] * forward
+        ring = (3 + repeats[0]) * dense + forward + backward
+        rows = np.maximum(compute, ring)
+        if cut_rows is not None:
+            rows = np.maximum(rows, cut_rows(upper, limit))
+        return rows + hop_s * (groups - 1)
+
+    return float((cells[:-1] + _over_stretches(free_s, inside)).min())
+
+
+def _total_deviation(
+    load: LayerLoad, policy: Policy, column: ColumnShape, all_to_all: FloatArray
+) -> FloatArray:
+    """R5: half the sum over sets of equal devices of what their two shares can differ by."""
+    total = np.zeros(len(all_to_all))
+    sets = [cut for cut in column.cuts if cut.inside in column.hosts]
+    covered = sum(len(cut.inside) for cut in sets)
+    if covered < len(column.devices) or not _hosts_are_uniform(column):
+        return np.ones(len(all_to_all))
+    for cut in sets:
+        seconds = _exchange_s(load, policy, load.query_bytes, cut.in_bytes_per_s,
+                              cut.out_bytes_per_s)  # fmt: skip
+        total += all_to_all / seconds
+    result: FloatArray = np.minimum(total / 2, 1.0)
+    return result
+
+
+def _hosts_are_uniform(column: ColumnShape) -> bool:
+    return all(
+        len({column.devices[idx].type for idx in host}) == 1
+        and len({column.devices[idx].dense_flop_per_s for idx in host}) == 1
+        for host in column.hosts
+    )
