@@ -35,8 +35,10 @@ def hashes(ids: np.ndarray, heads: tuple[int, int], salt: int) -> np.ndarray:
 class TokenMachine:
     """All ranks in one process; `run` raises AssertionError on the first wrong number."""
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: Programs, window: int | None = None) -> None:
         self.programs = programs
+        self.window = window
+        self.is_causal = programs.instance.workload.attention == "causal"
         self.mail: dict[tuple[str, int, int], deque[tuple[int, np.ndarray]]] = defaultdict(deque)
         self.rooms: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
         self.checked_rows = 0
@@ -128,7 +130,7 @@ class TokenMachine:
         elif isinstance(instruction, ins.AttnBlock | ins.AttnBackwardBlock):
             backward = isinstance(instruction, ins.AttnBackwardBlock)
             for pair in instruction.pairs:
-                attend(pair, own, backward=backward)
+                attend(pair, own, backward=backward, is_causal=self.is_causal)
         elif isinstance(instruction, ins.Drop):
             for block in instruction.blocks:
                 del own[f"{instruction.buffer}:{block}"]
@@ -171,7 +173,9 @@ class TokenMachine:
         out = np.zeros((len(ids), template.num_q_heads), np.int64)
         for row, token in enumerate(ids):
             sequence, position = divmod(int(token), 10**6)
-            seen = sequence * 10**6 + np.arange(position + 1)
+            length = self.programs.sequence_lengths[sequence]
+            first = 0 if self.window is None else max(0, position + 1 - self.window)
+            seen = sequence * 10**6 + np.arange(first, position + 1 if self.is_causal else length)
             sums = hashes(seen, (0, template.num_kv_heads), 2).sum(0)
             out[row] = np.repeat(sums, per_kv)
         return out
@@ -183,7 +187,8 @@ class TokenMachine:
         for row, token in enumerate(ids):
             sequence, position = divmod(int(token), 10**6)
             length = self.programs.sequence_lengths[sequence]
-            later = sequence * 10**6 + np.arange(position, length)
+            stop = length if self.window is None else min(length, position + self.window)
+            later = sequence * 10**6 + np.arange(position if self.is_causal else 0, stop)
             sums = hashes(later, (0, template.num_q_heads), 3).sum(0)
             out[row] = sums.reshape(-1, per_kv).sum(1)
         return out
@@ -249,7 +254,7 @@ def write(transfer, payload, stream, own, program, chunk) -> None:  # type: igno
         own.setdefault(f"dkv_block:{transfer.block}", zeros)[:, heads] += payload
 
 
-def attend(pair: ins.AttnPair, own: Buffers, *, backward: bool) -> None:
+def attend(pair: ins.AttnPair, own: Buffers, *, backward: bool, is_causal: bool) -> None:
     q_heads, kv_heads, per_kv = own["heads"]
     q_rows, k_rows = slice(*pair.q_rows), slice(*pair.k_rows)
     assert pair.q_rows[0] < pair.q_rows[1]
@@ -260,9 +265,13 @@ def attend(pair: ins.AttnPair, own: Buffers, *, backward: bool) -> None:
         keys, key_ids = own[f"kv_block:{pair.block}"][:, k_rows]
     assert (key_ids >= 0).all()
     q_ids = own["query_ids"][q_rows]
-    sees = q_ids[:, None] >= key_ids[:, 0][None, :]
+    distance = q_ids[:, None] - key_ids[:, 0][None, :]
+    sees = (distance >= 0) | (not is_causal)
     if pair.kind == "full":
         assert sees.all()
+    elif pair.kind == "window":
+        assert pair.offset == distance[0, 0]
+        sees &= distance < pair.window
     else:
         assert pair.kind == "causal"
         assert (q_ids == key_ids[:, 0]).all()
