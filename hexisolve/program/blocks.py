@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from hexisolve.plan.pieces import Pieces
@@ -34,7 +35,7 @@ class Block:
     rows: tuple[Interval, ...]
     chain: tuple[int, ...]
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Tokens of the block."""
         return sum(stop - start for start, stop in self.rows)

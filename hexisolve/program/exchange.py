@@ -6,8 +6,8 @@ elements before attention and ``s_q h_r a_v`` after it; backward the transposed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from hexisolve.data.model_spec import AttentionSpec
@@ -48,8 +48,9 @@ class GroupLayout:
         ends = tuple(accumulate(self.rows))
         return tuple((end - rows, end) for end, rows in zip(ends, self.rows, strict=True))
 
-    def owned_kv_heads(self) -> Iterator[tuple[int, Interval]]:
-        """(member index, KV head interval) such that every KV head held is owned exactly once.
+    @cached_property
+    def owned_kv_heads(self) -> tuple[tuple[Interval, ...], ...]:
+        """KV head intervals that each member owns: every KV head held has exactly one owner.
 
         The owner of a KV head is the first member that holds it.
         """
@@ -57,14 +58,14 @@ class GroupLayout:
         for member_idx, (first, stop) in enumerate(self.kv_heads):
             for head in range(first, stop):
                 owner.setdefault(head, member_idx)
-        run: list[int] = []
+        owned: list[list[Interval]] = [[] for _ in self.members]
         for head in sorted(owner):
-            if run and (head != run[-1] + 1 or owner[head] != owner[run[-1]]):
-                yield owner[run[0]], (run[0], run[-1] + 1)
-                run = []
-            run.append(head)
-        if run:
-            yield owner[run[0]], (run[0], run[-1] + 1)
+            own = owned[owner[head]]
+            if own and own[-1][1] == head:
+                own[-1] = (own[-1][0], head + 1)
+            else:
+                own.append((head, head + 1))
+        return tuple(map(tuple, owned))
 
 
 def kv_head_range(q_heads: Interval, attention: AttentionSpec) -> Interval:

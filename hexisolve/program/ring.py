@@ -195,16 +195,15 @@ class RingRank:
         kv_in: dict[int, list[tuple[int, Interval]]] = {}
         all_out: dict[int, list[tuple[int, Interval]]] = {}
         all_in: dict[int, list[tuple[int, Interval]]] = {}
-        owned = self._owned(self.group_idx, self.member_idx)
+        owned = self.layouts[self.group_idx].owned_kv_heads[self.member_idx]
         for other_idx, other in enumerate(self.layouts):
             if other_idx == self.group_idx:
                 continue
             kv_out[other_idx] = _overlaps(owned, other.members, other.kv_heads)
             all_in[other_idx] = kv_out[other_idx]
-            owners = [self._owned(other_idx, idx) for idx in range(len(other.members))]
             kv_in[other_idx] = [
                 (peer, heads)
-                for peer, intervals in zip(other.members, owners, strict=True)
+                for peer, intervals in zip(other.members, other.owned_kv_heads, strict=True)
                 for interval in intervals
                 for _, heads in _overlaps([interval], (peer,), (self.kv_heads,))
             ]
@@ -227,11 +226,6 @@ class RingRank:
                 yield Drop("kv_block", step.kv_drops)
             if step.dkv_drops:
                 yield Drop("dkv_block", step.dkv_drops)
-
-    def _owned(self, group_idx: int, member_idx: int) -> list[Interval]:
-        return [
-            heads for idx, heads in self.layouts[group_idx].owned_kv_heads() if idx == member_idx
-        ]
 
     def _moves(
         self,
