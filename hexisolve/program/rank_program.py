@@ -192,8 +192,8 @@ class Programs:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over all programs and channels: equal on all ranks or nothing starts."""
-        digest = hashlib.sha256()
+        """SHA-256 over instance, programs and channels: equal on all ranks or nothing starts."""
+        digest = hashlib.sha256(self.instance.digest.encode())
         digest.update(repr((self.channels, self.sequence_lengths, self.ring_blocks)).encode())
         for program in self.ranks:
             digest.update(repr(program).encode())
