@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from hexisolve.program.link_sharing import Links, Load, SharedLinks
 from hexisolve.program.lowering import Lowering
@@ -20,10 +21,27 @@ from hexisolve.program.player import Player
 MAX_PLAYS = 16
 """Plays of one layer list; later ones take the nearest situation that was played."""
 _OFFSET_STEPS = 500
-_SHARE_STEPS = 16
+_STEPS = 16
 
-Situation = tuple[tuple[int, int], ...]
-"""(edge, sixteenths of its capacity taken by others)."""
+
+class Situation(NamedTuple):
+    """What else uses the edges of a layer.
+
+    Parameters
+    ----------
+    taken
+        (edge, sixteenths of its capacity) that layers of other stages use.
+    waiting
+        (edge, sixteenths of the layer's time, flows): boundary transfers on their way when the
+        layer begins, in the time they need of the whole edge.
+    """
+
+    taken: tuple[tuple[int, int], ...] = ()
+    waiting: tuple[tuple[int, int, float], ...] = ()
+
+
+PlayKey: TypeAlias = tuple[tuple[int, ...], Situation]
+"""(offsets in steps, situation)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +108,7 @@ class LayerPlays:
     runs: list[LayerRun] = field(default_factory=list)
     num_plays: int = 0
     next_change_s: float = float("inf")
-    _known: dict[tuple[int, LayerKey], dict[object, LayerPlay]] = field(default_factory=dict)
+    _known: dict[tuple[int, LayerKey], dict[PlayKey, LayerPlay]] = field(default_factory=dict)
     _bytes: dict[tuple[int, LayerKey], dict[int, float]] = field(default_factory=dict)
     _active: dict[int, tuple[float, dict[int, float]]] = field(default_factory=dict)
     """Stage -> (end of its running layer, edge -> bytes/s)."""
@@ -100,8 +118,12 @@ class LayerPlays:
         first_s, last_s = min(entered_s.values()), max(entered_s.values())
         offsets = {rank: time_s - first_s for rank, time_s in entered_s.items()}
         edge_bytes = self._edge_bytes(call)
-        situation = self._situation(call.stage, edge_bytes, last_s)
-        play = self._find(call, offsets, situation)
+        known = self._known.setdefault((call.stage, call.key), {})
+        if not known:
+            self._remember(known, self._play(call, offsets, Situation(), 0.0))
+        alone_s = next(iter(known.values())).seconds
+        situation = self._situation(call, edge_bytes, alone_s, last_s)
+        play = self._find(call, known, offsets, situation)
         shifts = [entered_s[rank] - entry_s for rank, entry_s in play.entry_s.items()]
         run = LayerRun(
             call.stage, call.chunk, call.layer, call.phase, sum(shifts) / len(shifts), play
@@ -124,33 +146,40 @@ class LayerPlays:
                 taken[edge] = taken.get(edge, 0.0) + rate
         self.shared.set_taken(taken, now_s)
 
-    def _find(self, call: LayerCall, offsets: dict[int, float], situation: Situation) -> LayerPlay:
-        known = self._known.setdefault((call.stage, call.key), {})
-        scale = next(iter(known.values())).seconds / _OFFSET_STEPS if known else 0.0
-        if known and scale > 0:
-            steps = tuple(round(offset / scale) for offset in offsets.values())
-            play = known.get((steps, situation))
-            if play is not None:
-                return play
-            if len(known) >= MAX_PLAYS:
-                return min(
-                    known.values(), key=lambda play: _distance(play, offsets, situation, scale)
-                )
-        play = self._play(call, offsets, situation)
-        scale = scale or play.seconds / _OFFSET_STEPS
-        steps = tuple(round(offset / scale) for offset in offsets.values()) if scale else ()
-        known[steps, situation] = play
+    def _find(
+        self,
+        call: LayerCall,
+        known: dict[PlayKey, LayerPlay],
+        offsets: dict[int, float],
+        situation: Situation,
+    ) -> LayerPlay:
+        """The play of these offsets in this situation, or the nearest when there are many."""
+        alone_s = next(iter(known.values())).seconds
+        play = known.get((_steps(offsets, alone_s), situation))
+        if play is None and len(known) >= MAX_PLAYS:
+            return min(
+                known.values(), key=lambda play: _distance(play, offsets, situation, alone_s)
+            )
+        return play or self._remember(known, self._play(call, offsets, situation, alone_s))
+
+    @staticmethod
+    def _remember(known: dict[PlayKey, LayerPlay], play: LayerPlay) -> LayerPlay:
+        alone_s = next(iter(known.values())).seconds if known else play.seconds
+        known[_steps(play.entry_s, alone_s), play.situation] = play
         return play
 
-    def _play(self, call: LayerCall, offsets: dict[int, float], situation: Situation) -> LayerPlay:
+    def _play(
+        self, call: LayerCall, offsets: dict[int, float], situation: Situation, alone_s: float
+    ) -> LayerPlay:
         self.num_plays += 1
         capacity = self.links.bytes_per_s
-        taken = {edge: share / _SHARE_STEPS * capacity[edge] for edge, share in situation}
-        player = Player(
-            self.lowering.layer_lists(call.key, call.stage),
-            SharedLinks(capacity, taken),
-            offsets,
+        shared = SharedLinks(
+            capacity, {edge: share / _STEPS * capacity[edge] for edge, share in situation.taken}
         )
+        for edge, share, flows in situation.waiting:
+            num_bytes = share / _STEPS * alone_s * capacity[edge]
+            shared.add(Load((edge,), (num_bytes,), (flows,), 0.0), 0.0, ())
+        player = Player(self.lowering.layer_lists(call.key, call.stage), shared, offsets)
         exits = player.play()
         return LayerPlay(offsets, exits, player.spans(), situation)
 
@@ -165,22 +194,26 @@ class LayerPlays:
             self._bytes[call.stage, call.key] = known
         return known
 
-    def _situation(self, stage: int, used: Mapping[int, float], now_s: float) -> Situation:
-        """What others take now of the edges that a layer uses."""
-        taken: dict[int, float] = {}
-        others = [
-            rates for s, (end_s, rates) in self._active.items() if s != stage and end_s > now_s
-        ]
-        others.append(self.shared.used_bytes_per_s())
-        for rates in others:
-            for edge, rate in rates.items():
-                if edge in used:
-                    taken[edge] = taken.get(edge, 0.0) + rate
-        shares = {
-            edge: min(round(_SHARE_STEPS * rate / self.links.bytes_per_s[edge]), _SHARE_STEPS)
-            for edge, rate in taken.items()
-        }
-        return tuple(sorted((edge, share) for edge, share in shares.items() if share))
+    def _situation(
+        self, call: LayerCall, used: Mapping[int, float], seconds: float, now_s: float
+    ) -> Situation:
+        """What else uses the edges of a layer that takes about `seconds`."""
+        capacity = self.links.bytes_per_s
+        shares: dict[int, float] = {}
+        for stage, (end_s, rates) in self._active.items():
+            if stage != call.stage and end_s > now_s:
+                for edge in rates.keys() & used.keys():
+                    shares[edge] = shares.get(edge, 0.0) + rates[edge] / capacity[edge]
+        taken = ((edge, min(round(_STEPS * s), _STEPS)) for edge, s in shares.items())
+        waiting = (
+            (edge, min(round(_STEPS * num_bytes / capacity[edge] / seconds), _STEPS), flows)
+            for edge, (num_bytes, flows) in self.shared.waiting(now_s).items()
+            if edge in used
+        )
+        return Situation(
+            tuple(sorted(entry for entry in taken if entry[1])),
+            tuple(sorted(entry for entry in waiting if entry[1])),
+        )
 
 
 def _loads(lowering: Lowering, call: LayerCall) -> list[tuple[Load, float]]:
@@ -199,11 +232,21 @@ def _loads(lowering: Lowering, call: LayerCall) -> list[tuple[Load, float]]:
     return found
 
 
+def _steps(offsets: Mapping[int, float], alone_s: float) -> tuple[int, ...]:
+    """Offsets in steps of 1 / 500 of the layer's time."""
+    if alone_s <= 0:
+        return ()
+    return tuple(round(_OFFSET_STEPS * offset / alone_s) for offset in offsets.values())
+
+
 def _distance(
-    play: LayerPlay, offsets: Mapping[int, float], situation: Situation, scale: float
+    play: LayerPlay, offsets: Mapping[int, float], situation: Situation, alone_s: float
 ) -> float:
-    """How unlike a play is: sixteenths of edges, and offsets in steps averaged over the ranks."""
-    ours, theirs = dict(situation), dict(play.situation)
-    edges = sum(abs(ours.get(e, 0) - theirs.get(e, 0)) for e in ours.keys() | theirs.keys())
-    apart = sum(abs(play.entry_s[rank] - offset) for rank, offset in offsets.items())
-    return edges / _SHARE_STEPS * _OFFSET_STEPS + apart / len(offsets) / scale
+    """How unlike a play is: shares of edges, and mean offsets in layer times."""
+    edges = 0
+    for ours, theirs in zip(situation, play.situation, strict=True):
+        here = {entry[0]: entry[1] for entry in ours}
+        there = {entry[0]: entry[1] for entry in theirs}
+        edges += sum(abs(here.get(e, 0) - there.get(e, 0)) for e in here.keys() | there.keys())
+    apart_s = sum(abs(play.entry_s[rank] - offset) for rank, offset in offsets.items())
+    return edges / _STEPS + apart_s / len(offsets) / max(alone_s, 1e-30)

@@ -2,7 +2,10 @@
 
 A *job* is a set of flows that move together: one point-to-point transfer, or all flows of a
 collective. On every edge each flow gets the same share, so a job with c of the edge's C flows gets
-c / C of its capacity; the job advances at the pace of its slowest edge. A job alone therefore takes
+c / C of its capacity; the job advances at the pace of its slowest edge. Flows of what runs aside
+(gathers of the next layer's weights) weigh a sixteenth: they yield to what a rank waits for.
+
+A job alone therefore takes
 ``max over edges (bytes / capacity)``, the flow rule of docs/cost-model.md, and two jobs that are
 limited by the same edge take the sum of their times.
 """
@@ -18,6 +21,8 @@ import numpy as np
 from hexisolve.cost.communication import FlowNetwork, flow_network
 from hexisolve.data.instance import Instance
 
+YIELD = 16
+"""How many flows that run aside weigh as much as one that a rank waits for."""
 FlowBytes = tuple[int, int, float]
 """(sender's device number, receiver's device number, bytes)."""
 
@@ -33,15 +38,20 @@ class Load:
     edge_bytes
         Bytes on each of them.
     num_flows
-        Flows on each of them.
+        Flows on each of them, by weight.
     latency_s
         The longest sum of latencies of its flows, added when the bytes are through.
     """
 
     edges: tuple[int, ...]
     edge_bytes: tuple[float, ...]
-    num_flows: tuple[int, ...]
+    num_flows: tuple[float, ...]
     latency_s: float
+
+    def yielding(self) -> Load:
+        """The same load with flows that weigh a sixteenth."""
+        flows = tuple(count / YIELD for count in self.num_flows)
+        return Load(self.edges, self.edge_bytes, flows, self.latency_s)
 
 
 class Links:
@@ -130,7 +140,7 @@ class SharedLinks:
         self._bytes_per_s = bytes_per_s
         self._taken = dict(taken_bytes_per_s or {})
         self._users: dict[int, dict[Job, None]] = {}
-        self._num_flows: dict[int, int] = {}
+        self._num_flows: dict[int, float] = {}
         self._ends: list[tuple[float, int, int, Job]] = []
         self._num_announced = 0
 
@@ -139,7 +149,7 @@ class SharedLinks:
         job = Job(load, 1.0, 0.0, now_s, 0, tag)
         for edge, flows in zip(load.edges, load.num_flows, strict=True):
             self._users.setdefault(edge, {})[job] = None
-            self._num_flows[edge] = self._num_flows.get(edge, 0) + flows
+            self._num_flows[edge] = self._num_flows.get(edge, 0.0) + flows
         self._repace(load.edges, now_s, job)
         return job
 
@@ -156,8 +166,9 @@ class SharedLinks:
         """Take the job that ends next off the links."""
         end_s, _, _, job = heapq.heappop(self._ends)
         for edge, flows in zip(job.load.edges, job.load.num_flows, strict=True):
-            del self._users[edge][job]
-            self._num_flows[edge] -= flows
+            users = self._users[edge]
+            del users[job]
+            self._num_flows[edge] = self._num_flows[edge] - flows if users else 0.0
         job.version += 1
         self._repace(job.load.edges, end_s, None)
         return job
@@ -172,14 +183,19 @@ class SharedLinks:
         self._taken = dict(taken_bytes_per_s)
         self._repace(changed, now_s, None)
 
-    def used_bytes_per_s(self) -> dict[int, float]:
-        """Edge -> bytes/s of the jobs on their way."""
-        used: dict[int, float] = {}
+    def waiting(self, now_s: float) -> dict[int, tuple[float, float]]:
+        """Edge -> (bytes, flows) that are on their way over it."""
+        found: dict[int, tuple[float, float]] = {}
         for edge, jobs in self._users.items():
             for job in jobs:
                 position = job.load.edges.index(edge)
-                used[edge] = used.get(edge, 0.0) + job.per_s * job.load.edge_bytes[position]
-        return used
+                left = max(job.left - max(now_s - job.since_s, 0.0) * job.per_s, 0.0)
+                num_bytes, flows = found.get(edge, (0.0, 0.0))
+                found[edge] = (
+                    num_bytes + left * job.load.edge_bytes[position],
+                    flows + job.load.num_flows[position],
+                )
+        return found
 
     def _repace(self, edges: Iterable[int], now_s: float, new: Job | None) -> None:
         """Give every job on these edges its pace of now."""

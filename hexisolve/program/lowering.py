@@ -118,7 +118,7 @@ class Lowering:
                     gathered = self._next_gather(ahead)
                     ahead.number += 1
                 yield from self._layer_items(program, item, layer, (*sums, *gathered), flat=flat)
-                sums = tuple(map(self._reduce, added))
+                sums = tuple(self._yielding(self._reduce(instruction)) for instruction in added)
             if sums and next_operation(program.body, position + 1) != (item.chunk, item.phase):
                 yield from (Aside(sums), Join())
                 sums = ()
@@ -131,7 +131,14 @@ class Lowering:
 
     def _next_gather(self, ahead: _Ahead) -> tuple[Meet, ...]:
         following = ahead.following
-        return () if following is None else (self._gather(following.gather),)
+        return () if following is None else (self._yielding(self._gather(following.gather)),)
+
+    def _yielding(self, meet: Meet) -> Meet:
+        """The same collective run aside."""
+        load = self._loads.get(meet.load)
+        if load is None:
+            load = self._loads[meet.load] = meet.load.yielding()
+        return replace(meet, load=load)
 
     def _layer_items(
         self, program: RankProgram, call: Call, layer: int, beside: tuple[Meet, ...], *, flat: bool
