@@ -156,16 +156,16 @@ def _add_step_time(program: ConfigurationProgram) -> None:
         own = [(v, _seconds(table, key)) for key, v in items]
         finish = [(v, float(table.finish_s[key[1:]])) for key, v in items]
         sums = [(v, float(table.total_s[key])) for key, v in items]
-        model.add_row(f"F1[{j}]", [*sums, *finish, *right], "<=", 0)
         behind = [
             (v, _seconds(table, key) + _entry(table, key))
             for i in range(j)
             for key, v in stages.get(i, ())
         ]
-        if j == 0:
-            others = [(v, whole - t) for (v, whole), (_, t) in zip(sums, own, strict=True)]
-            model.add_row("F2[0]", [*total, *others, *finish, *right], "<=", 0)
-        elif not table.loops(j):
+        others = [(v, whole - t) for (v, whole), (_, t) in zip(sums, own, strict=True)]
+        # Without a stage j, S - X_j is 0 and the row says nothing.
+        terms = [*total, *((v, -t) for v, t in behind), *others, *finish, *right]
+        model.add_row(f"F1[{j}]", terms, "<=", 0)
+        if not table.loops(j):
             model.add_row(f"F2[{j}]", [*total, *finish, *right], "<=", 0)
         for k in table.loops(j):
             terms = [

@@ -6,11 +6,11 @@ With t_j = F + B of a chunk, x_j the two transfers into stage j (0 for the first
 ``X_j = sum_{i<j} (t_i + x_i)`` the round trip behind a stage and ``S = sum (t_i + x_i)``, every
 1F1B schedule of n equal chunks takes at least (docs/formulation.md, equations F1 and F2)
 
-    n t_j + f_j                                                                (F1)
+    S - X_j + (n - 1) t_j + f_j                                                (F1)
     S + k X_j + (n - 1 - k j) t_j + f_j    for 1 <= k <= (n - 1) / (j + 1)     (F2)
 
-where f_j is what follows the last chunk of stage j: gradient synchronisation and optimizer. The
-last stage (j = 0) has ``S + (n - 1) t_0 + f_0``. F2 is linear in k, so its two ends are enough.
+where f_j is what follows the last chunk of stage j: gradient synchronisation and optimizer; a
+stage without F2 still has ``S + f_j``. F2 is linear in k, so its two ends are enough.
 """
 
 from __future__ import annotations
@@ -93,29 +93,20 @@ class PipelineTable:
 
     def value_s(self, configuration: Configuration) -> float:
         """Least step time of a configuration by F1 and F2."""
-        total, longest, tallest = self.needs_s(configuration)
-        return max(tallest, total + longest)
-
-    def needs_s(self, configuration: Configuration) -> tuple[float, float, float]:
-        """(S, largest right side of F2 without S, largest of F1) of a configuration."""
         n = self.num_chunks
-        behind, tallest, longest = 0.0, 0.0, 0.0
+        behind, rows = 0.0, []
         after = 0
         for j, choice in enumerate(reversed(configuration)):
             seconds = float(self.time_s[j, choice.column, after, choice.num_layers])
             total = float(self.total_s[j, choice.column, after, choice.num_layers])
             finish = float(self.finish_s[choice.column, after, choice.num_layers])
-            rows = [k * behind + (n - 1 - k * j) * seconds for k in self.loops(j)]
-            if j == 0:
-                rows = [total - seconds]
-            tallest = max(tallest, total + finish)
-            # Without an F2 of its own, a stage still ends after the whole round trip.
-            longest = max([longest, finish, *(row + finish for row in rows)])
+            rows += [finish, total - seconds - behind + finish]
+            rows += [k * behind + (n - 1 - k * j) * seconds + finish for k in self.loops(j)]
             after += choice.num_layers
             behind += seconds
             if after < self.num_layers:
                 behind += float(self.entry_s[choice.column])
-        return behind, longest, tallest
+        return behind + max(rows)
 
     def reduced(self) -> tuple[PipelineTable, IntArray]:
         """The table without columns that another one never loses to, and the columns it kept.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -58,11 +58,14 @@ class RelaxedProblem:
         What its columns mean.
     classes
         The units.
+    pricer
+        What priced the columns.
     """
 
     table: PipelineTable
     columns: tuple[Column, ...]
     classes: tuple[UnitClass, ...]
+    pricer: StagePricer
 
 
 class Lengths(NamedTuple):
@@ -184,15 +187,19 @@ def _blocks(
     return blocks
 
 
-class _Stage(NamedTuple):
-    """Relaxed prices of a column, ``[j, place, layers]``."""
+class StagePrices(NamedTuple):
+    """Prices of a column, ``[j, place, layers]``."""
 
     time_s: FloatArray
     total_s: FloatArray
     finish_s: FloatArray
 
 
-class _Pricer:
+# (mode, sizes, first and last + 1 number of stages after) -> [length, j, place, layers].
+RecomputeSeconds = Callable[[StateMode, StageSizes, int, int], FloatArray]
+
+
+class StagePricer:
     """Prices the columns of one instance."""
 
     def __init__(self, instance: Instance, max_stages: int) -> None:
@@ -249,11 +256,17 @@ class _Pricer:
             self._layer_s[key] = known
         return known
 
-    def price(self, shape: ColumnShape, mode: StateMode) -> _Stage:
-        """All stages of a column."""
+    def price(
+        self, shape: ColumnShape, mode: StateMode, layer_s: FloatArray | None = None,
+        recompute_s: RecomputeSeconds | None = None,
+    ) -> StagePrices:  # fmt: skip
+        """All stages of a column.
+
+        Relaxed prices, unless prices of layers and seconds of recompute are given.
+        """
         num_stages, (places, width) = self.max_stages, self.sizes[0].exists.shape
-        result = _Stage(*(np.full((num_stages, places, width), np.inf) for _ in range(3)))
-        layer_s = self.layer_s(shape)
+        result = StagePrices(*(np.full((num_stages, places, width), np.inf) for _ in range(3)))
+        layer_s = self.layer_s(shape) if layer_s is None else layer_s
         # Prices of stages that are not the last do not depend on j, only their memory does.
         groups = [(self.sizes[0], 0, 1), (self.sizes[1], 1, num_stages)]
         for sizes, start, stop in groups:
@@ -263,7 +276,10 @@ class _Pricer:
             exists = sizes.exists[None]
             finish_s = self._finish_s(shape, mode, sizes)
             result.finish_s[span] = np.where(sizes.exists, finish_s, np.inf)
-            extra = self._recompute_s(shape, mode, sizes, start, stop, layer_s)
+            if recompute_s is None:
+                extra = self._recompute_s(shape, mode, sizes, start, stop, layer_s)
+            else:
+                extra = recompute_s(mode, sizes, start, stop)
             for idx, count in enumerate(self.lengths.counts):
                 time_s = self._stage_s(shape, mode, sizes, start == 0, idx, layer_s)[None]
                 time_s = np.where(exists, time_s + extra[idx], np.inf)
@@ -292,10 +308,10 @@ class _Pricer:
         scatter = per_parameter * instance.cost.gradient_bytes * (mode.gradients == "chunk")
         # Backward starts with the last block; the embedding is not gathered again.
         exposed = (sizes.first_block + sizes.last_block) * gather + sizes.first_block * scatter
-        only_embedding = sizes.is_first & (sizes.num_layers == 0)
         traffic = sizes.parameters * (2 * gather + scatter)
         traffic = traffic - np.where(sizes.is_first, sizes.first_block, 0.0) * gather
-        return np.where(only_embedding, work, np.maximum(work + exposed, traffic))
+        result: FloatArray = np.maximum(work + exposed, traffic)
+        return result
 
     def _recompute_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, start: int, stop: int,
@@ -396,11 +412,11 @@ def relaxed_problem(instance: Instance, num_stages: int | None = None) -> Relaxe
     classes = unit_classes(instance.cluster)
     num_units = sum(entry.count for entry in classes)
     most = min(num_units, instance.model.num_layers, num_stages or _MAX_STAGES)
-    pricer = _Pricer(instance, most)
+    pricer = StagePricer(instance, most)
     columns: list[Column] = []
     units: list[IntArray] = []
     entries: list[float] = []
-    stages: list[_Stage] = []
+    stages: list[StagePrices] = []
     for counts in usage_states([entry.count for entry in classes])[1:]:
         devices = devices_of(classes, counts.tolist())
         numbers = [instance.cluster.device_index[device] for device in devices]
@@ -414,22 +430,37 @@ def relaxed_problem(instance: Instance, num_stages: int | None = None) -> Relaxe
                 units.append(counts)
                 entries.append(pricer.entry_s(numbers))
                 stages.append(stage)
-    kept = _undominated(units, entries, stages)
-    available = tuple(entry.count for entry in classes)
-    table = PipelineTable(
+    kept = undominated(units, entries, stages)
+    table = make_table(
+        pricer, [units[i] for i in kept], [entries[i] for i in kept], [stages[i] for i in kept],
+        tuple(entry.count for entry in classes),
+    )  # fmt: skip
+    return RelaxedProblem(table, tuple(columns[idx] for idx in kept), classes, pricer)
+
+
+def make_table(
+    pricer: StagePricer,
+    units: Sequence[IntArray],
+    entries: Sequence[float],
+    stages: Sequence[StagePrices],
+    available: tuple[int, ...],
+) -> PipelineTable:
+    """Put columns together."""
+    instance, most = pricer.instance, pricer.max_stages
+    finish_s = _spread(instance, most, [stage.finish_s for stage in stages])
+    return PipelineTable(
         available=available,
-        units=np.array([units[idx] for idx in kept], dtype=np.int64).reshape(-1, len(classes)),
-        time_s=_spread(instance, most, [stages[idx].time_s for idx in kept]),
-        total_s=_spread(instance, most, [stages[idx].total_s for idx in kept]),
-        finish_s=_spread(instance, most, [stages[idx].finish_s for idx in kept]).min(axis=0),
-        entry_s=np.array([entries[idx] for idx in kept]),
+        units=np.array(units, dtype=np.int64).reshape(-1, len(available)),
+        time_s=_spread(instance, most, [stage.time_s for stage in stages]),
+        total_s=_spread(instance, most, [stage.total_s for stage in stages]),
+        finish_s=finish_s.min(axis=0),
+        entry_s=np.array(entries, dtype=float),
         num_chunks=pricer.lengths.num_chunks,
     )
-    return RelaxedProblem(table, tuple(columns[idx] for idx in kept), classes)
 
 
-def _undominated(
-    units: Sequence[IntArray], entries: Sequence[float], stages: Sequence[_Stage]
+def undominated(
+    units: Sequence[IntArray], entries: Sequence[float], stages: Sequence[StagePrices]
 ) -> list[int]:
     """Columns that no other beats with no more units, in any place and with any layers."""
     flat = [

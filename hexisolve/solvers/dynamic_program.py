@@ -1,23 +1,22 @@
 """The dynamic program: second exact method for the relaxed layout problem, and its proofs.
 
-With limits ``c >= k X_j + (n - 1 - k j) t_j + f_j`` and ``tau >= n t_j + f_j`` fixed, the least
-``S = sum (t_j + x_j)`` is a shortest path over (units used, layers covered), built from the last
-stage: F2 only asks that X_j, the path so far, is small. Then ``T = max(tau, S + c)`` (F1, F2).
-S falls when c or tau grow, so for a box of both
+Fix a step time T and ask whether any configuration keeps F1 and F2. Stages are placed from the
+last one. A label of (stages placed, units used, layers covered) is the pair
 
-    T >= max(tau_low, S(c_high, tau_high) + c_low)
+    X   sum of t + x of the stages placed (wanted small: F2)
+    D   how much the stages still to come may take together (wanted large: F1, F2)
 
-and boxes are split, least bound first, until the bound meets the best configuration found.
+and placing a stage of t seconds in front gives X + t + x and
+``min(D - t, T - n t - f, T - (1 + k) X - (n - k j) t - f) - x``. Labels are kept in buckets of X;
+a bucket keeps its least X and its largest D, even if of different labels. That only adds
+configurations, so "no label is left" proves ``step > T``. More buckets make it exact.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,12 +30,7 @@ from hexisolve.formulation.pipeline_table import (
     usage_states,
 )
 
-
-class Box(NamedTuple):
-    """Ranges of c and tau."""
-
-    low: tuple[float, float]
-    high: tuple[float, float]
+_MAX_BUCKETS = 64
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class RelaxedOptimum:
     bound_s
         No configuration takes less.
     is_complete
-        False when the time limit ended the search before bound and value met.
+        Whether bound and value met within the gap asked for.
     """
 
     configuration: Configuration | None
@@ -61,31 +55,38 @@ class RelaxedOptimum:
     is_complete: bool
 
 
+@dataclass(frozen=True, eq=False)
+class _Front:
+    """Labels after some stages, ``[state, layers covered, bucket]``; D below 0: no label."""
+
+    behind: FloatArray
+    room: FloatArray
+
+
 class _Paths:
-    """Shortest paths through a table for given limits on c and tau."""
+    """Which configurations of a table can keep a step time."""
 
     def __init__(self, table: PipelineTable, num_stages: int | None) -> None:
         self.table = table
-        self.num_stages = num_stages
+        self.num_layers = table.num_layers
         self.states = usage_states(table.available)
         strides = state_strides(table.available)
-        shifts = table.units @ strides
-        fits = (self.states[:, None, :] + table.units[None, :, :] <= np.array(table.available)).all(
-            axis=2
-        )
+        fits = (
+            self.states[:, None, :] + table.units[None, :, :] <= np.array(table.available)
+        ).all(axis=2)
         sources, columns = np.nonzero(fits)
-        targets = sources + shifts[columns]
+        targets = sources + (table.units @ strides)[columns]
         order = np.argsort(targets, kind="stable")
         self.sources: IntArray = sources[order]
         self.columns: IntArray = columns[order]
         self.targets: IntArray = targets[order]
-        self.num_layers = table.num_layers
-        # Infinite seconds would turn differences and products into NaN; as large they do not.
-        self.seconds: FloatArray = np.where(np.isfinite(table.time_s), table.time_s, 0.0)
+        self.stage_counts = range(
+            *((1, table.max_stages + 1) if num_stages is None else (num_stages, num_stages + 1))
+        )
         self.rest = self._rest()
 
     def _rest(self) -> FloatArray:
-        """``[state, layers covered]`` least seconds that the layers not yet covered add to S.
+        """``[state, layers covered]`` least seconds that the layers not yet covered take.
 
         The best column that fits into the units left, at its least seconds per layer.
         """
@@ -97,120 +98,156 @@ class _Paths:
         best = np.where(fits, per_layer[None, :], np.inf).min(axis=1, initial=np.inf)
         missing = num_layers - np.arange(num_layers + 1)
         with np.errstate(invalid="ignore"):
-            rest = best[:, None] * missing[None, :]
-        return np.where(missing[None, :] == 0, 0.0, rest) * (1 - 1e-12)
+            rest = best[:, None] * missing[None, :] * (1 - 1e-12)
+        return np.where(missing[None, :] == 0, 0.0, rest)
 
-    def shortest(
-        self, limits: tuple[float, float], most_s: float
-    ) -> tuple[float, Configuration | None]:
-        """Least S under the limits (c, tau), and a configuration that has it.
-
-        Paths that cannot end with S up to `most_s` are dropped.
-        """
-        table, num_layers = self.table, self.num_layers
-        limit, tallest = limits
-        best, best_stage = np.inf, -1
-        fronts: list[FloatArray] = []
-        front = np.full((len(self.states), num_layers + 1), np.inf)
-        front[0, 0] = 0.0
-        fronts.append(front)
-        stages = table.max_stages if self.num_stages is None else self.num_stages
-        for j in range(stages):
-            allowed = self._allowed(j, limit, tallest)
-            front, ended = self._extend(front, allowed, j, limit, min(most_s, best))
-            if (self.num_stages is None or j == self.num_stages - 1) and ended < best:
-                best, best_stage = ended, j
+    def within(self, step_s: float, num_buckets: int) -> Configuration | None:
+        """A configuration that may keep `step_s`; None proves that there is none."""
+        shape = (len(self.states), self.num_layers + 1, num_buckets)
+        front = _Front(np.full(shape, np.inf), np.full(shape, -np.inf))
+        front.behind[0, 0, 0], front.room[0, 0, 0] = 0.0, step_s
+        fronts = [front]
+        for j in range(self.stage_counts.stop - 1):
+            allowed = self._allowed(j, step_s)
+            front, is_whole = self._extend(front, allowed, j, step_s)
+            if is_whole and j + 1 in self.stage_counts:
+                return self._trace(fronts, j, step_s)
             fronts.append(front)
-            if not np.isfinite(front).any():
+            if (front.room < 0).all():
                 break
-        if best_stage < 0 or best > most_s:
-            return np.inf, None
-        return best, self._trace(fronts, best, best_stage, limits)
+        return None
 
-    def _allowed(self, j: int, limit: float, tallest: float) -> FloatArray:
-        """Seconds of the stages that are within the limits on their own, infinite elsewhere."""
-        table, n = self.table, self.table.num_chunks
-        if j == 0:
-            alone = table.total_s[0] - self.seconds[0] + table.finish_s
-        elif loops := table.loops(j):
-            alone = min((n - 1 - k * j) for k in loops) * self.seconds[j] + table.finish_s
-        else:
-            alone = table.finish_s
-        fits = (alone <= limit) & (table.total_s[j] + table.finish_s <= tallest)
+    def _allowed(self, j: int, step_s: float) -> FloatArray:
+        """Seconds of the stages that keep F1 on their own, infinite elsewhere."""
+        table = self.table
+        fits = table.total_s[j] + table.finish_s <= step_s
         return np.where(fits, table.time_s[j], np.inf)
 
+    def _step(
+        self, front: _Front, sources: IntArray, columns: IntArray, seconds: FloatArray, j: int,
+        layers: int, step_s: float,
+    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+        """X and D after stages of `layers` layers are placed before labels, entries left out.
+
+        Arrays are ``[pair, layers after, bucket]``.
+        """
+        table, n = self.table, self.table.num_chunks
+        width = self.num_layers + 1 - layers
+        behind = front.behind[sources, :width]
+        room = front.room[sources, :width]
+        own = seconds[:, :, None]
+        total = table.total_s[j, columns, :width, layers][:, :, None]
+        finish = table.finish_s[columns, :width, layers][:, :, None]
+        limit = step_s - finish
+        with np.errstate(invalid="ignore"):
+            room = np.minimum(room - own, limit - total)
+            if j == 0:
+                pass  # the whole of stage 0 and what comes before it: F1
+            elif loops := table.loops(j):
+                for k in loops:
+                    room = np.minimum(room, limit - (1 + k) * behind - (n - k * j) * own)
+            else:
+                room = np.minimum(room, limit - behind - own)
+            behind = behind + own
+        room[~(np.isfinite(behind) & (room >= 0))] = -np.inf
+        return behind, room
+
     def _extend(
-        self, front: FloatArray, allowed: FloatArray, j: int, limit: float, most: float
-    ) -> tuple[FloatArray, float]:
-        """Add one stage in front: the new front, and the least S when it is the first stage."""
-        table, num_layers, n = self.table, self.num_layers, self.table.num_chunks
-        following = np.full_like(front, np.inf)
-        ended = np.inf
-        alive = np.isfinite(front).any(axis=1)
+        self, front: _Front, allowed: FloatArray, j: int, step_s: float
+    ) -> tuple[_Front, bool]:
+        """Place one more stage; also whether it can be the first stage of a whole pipeline."""
+        table, num_layers = self.table, self.num_layers
+        num_buckets = front.room.shape[2]
+        following = _Front(np.full_like(front.behind, np.inf), np.full_like(front.room, -np.inf))
+        is_whole = False
+        alive = (front.room >= 0).any(axis=(1, 2))
         possible = np.isfinite(allowed).any(axis=(1, 2))
         use = alive[self.sources] & possible[self.columns]
         sources, columns, targets = self.sources[use], self.columns[use], self.targets[use]
-        loops = table.loops(j)
         for layers in range(1, num_layers + 1):
             by_column = allowed[:, : num_layers + 1 - layers, layers]
             usable = np.isfinite(by_column).any(axis=1)[columns]
             if not usable.any():
                 continue
             own_columns, own_targets = columns[usable], targets[usable]
-            behind = front[sources[usable], : num_layers + 1 - layers]
-            seconds = by_column[own_columns]
-            total = behind + seconds
-            for k in loops:
-                row = k * behind + (n - 1 - k * j) * seconds
-                row += table.finish_s[own_columns, : num_layers + 1 - layers, layers]
-                total[~(row <= limit)] = np.inf
-            ended = min(ended, float(total[:, -1].min()))
-            if total.shape[1] == 1:
+            behind, room = self._step(
+                front, sources[usable], own_columns, by_column[own_columns], j, layers, step_s
+            )
+            is_whole = is_whole or bool((room[:, -1] >= 0).any())
+            if room.shape[1] == 1:
                 continue
-            total = total[:, :-1] + table.entry_s[own_columns][:, None]
-            starts = np.flatnonzero(np.r_[True, own_targets[1:] != own_targets[:-1]])
-            least = np.minimum.reduceat(total, starts, axis=0)
-            rows = own_targets[starts]
-            part = following[rows, layers:num_layers]
-            following[rows, layers:num_layers] = np.minimum(part, least)
-        following[following + self.rest > most] = np.inf
-        return following, ended
+            entry = table.entry_s[own_columns][:, None, None]
+            behind, room = behind[:, :-1] + entry, room[:, :-1] - entry
+            rest = self.rest[own_targets, layers:num_layers][:, :, None]
+            room[room < rest] = -np.inf
+            behind[room < 0] = np.inf
+            _collect(following, own_targets, layers, num_layers, behind, room, step_s, num_buckets)
+        return following, is_whole
 
-    def _trace(
-        self, fronts: list[FloatArray], best: float, best_stage: int, limits: tuple[float, float]
-    ) -> Configuration:
-        """Walk back from the first stage to the last."""
+    def _trace(self, fronts: list[_Front], last: int, step_s: float) -> Configuration:
+        """Walk back from the first stage to the last along the largest D."""
         table, num_layers = self.table, self.num_layers
-        limit, tallest = limits
-        n = table.num_chunks
         chosen: list[Choice] = []
-        wanted, state, covered = best, -1, num_layers
-        for j in range(best_stage, -1, -1):
-            is_first = covered == num_layers and not chosen
-            found = None
-            pairs = slice(None) if state < 0 else np.flatnonzero(self.targets == state)
+        state, covered, bucket = -1, num_layers, -1
+        num_buckets = fronts[0].room.shape[2]
+        for j in range(last, -1, -1):
+            pairs = np.arange(len(self.sources)) if state < 0 else np.flatnonzero(
+                self.targets == state
+            )
             sources, columns = self.sources[pairs], self.columns[pairs]
-            allowed = self._allowed(j, limit, tallest)
+            allowed = self._allowed(j, step_s)
+            best, found = -np.inf, None
             for layers in range(1, covered + 1):
                 after = covered - layers
-                seconds = allowed[columns, after, layers]
-                behind = fronts[j][sources, after]
-                total = behind + seconds
-                if not is_first:
-                    total = total + table.entry_s[columns]
-                for k in table.loops(j):
-                    row = k * behind + (n - 1 - k * j) * seconds
-                    row += table.finish_s[columns, after, layers]
-                    total[~(row <= limit)] = np.inf
-                idx = int(np.argmin(np.abs(total - wanted))) if len(total) else 0
-                if len(total) and abs(total[idx] - wanted) <= 1e-12 * max(wanted, 1e-300):
-                    found = (int(columns[idx]), layers, int(sources[idx]), float(behind[idx]))
-                    break
-            assert found is not None, "the shortest path has no way back"
-            column, layers, state, wanted = found
+                seconds = allowed[columns, : num_layers + 1 - layers, layers]
+                behind, room = self._step(fronts[j], sources, columns, seconds, j, layers, step_s)
+                behind, room = behind[:, after], room[:, after]
+                if chosen:
+                    entry = table.entry_s[columns][:, None]
+                    behind, room = behind + entry, room - entry
+                    room = np.where(
+                        _bucket(behind, step_s, num_buckets) == bucket, room, -np.inf
+                    )
+                if room.size and room.max() > best:
+                    best = float(room.max())
+                    pair, before = np.unravel_index(int(room.argmax()), room.shape)
+                    found = (int(columns[pair]), layers, int(sources[pair]), int(before))
+            assert found is not None, "a label has no way back"
+            column, layers, state, bucket = found
             chosen.append(Choice(column, num_layers - covered, layers))
             covered -= layers
         return tuple(chosen)
+
+
+def _bucket(behind: FloatArray, step_s: float, num_buckets: int) -> IntArray:
+    """Bucket of X; X never exceeds T."""
+    scaled = np.where(np.isfinite(behind), behind, 0.0) * (num_buckets / step_s)
+    return np.minimum(scaled.astype(np.int64), num_buckets - 1)
+
+
+def _collect(
+    following: _Front, targets: IntArray, layers: int, num_layers: int, behind: FloatArray,
+    room: FloatArray, step_s: float, num_buckets: int,
+) -> None:  # fmt: skip
+    """Keep the least X and the largest D of every bucket."""
+    if num_buckets == 1:
+        starts = np.flatnonzero(np.r_[True, targets[1:] != targets[:-1]])
+        rows = targets[starts]
+        span = (rows, slice(layers, num_layers), 0)
+        least = np.minimum.reduceat(behind[:, :, 0], starts, axis=0)
+        most = np.maximum.reduceat(room[:, :, 0], starts, axis=0)
+        following.behind[span] = np.minimum(following.behind[span], least)
+        following.room[span] = np.maximum(following.room[span], most)
+        return
+    pair, place, before = np.nonzero(room >= 0)
+    if not len(pair):
+        return
+    values, rooms = behind[pair, place, before], room[pair, place, before]
+    width = following.room.shape[1]
+    flat = (targets[pair] * width + place + layers) * num_buckets
+    flat = flat + _bucket(values, step_s, num_buckets)
+    np.minimum.at(following.behind.reshape(-1), flat, values)
+    np.maximum.at(following.room.reshape(-1), flat, rooms)
 
 
 def solve_relaxed(
@@ -220,6 +257,7 @@ def solve_relaxed(
     relative_gap: float = 1e-9,
     num_stages: int | None = None,
     deadline: float = np.inf,
+    floor_s: float = 0.0,
     on_configuration: Callable[[Configuration, float], None] | None = None,
 ) -> RelaxedOptimum:
     """Minimise F1 and F2 over all configurations of a table.
@@ -236,55 +274,36 @@ def solve_relaxed(
         Exact number of stages; None for any.
     deadline
         `time.monotonic` after which the search stops with what is proved.
+    floor_s
+        A bound known beforehand.
     on_configuration
         Called with every configuration met and its relaxed value.
     """
     best: Configuration | None = None
-    value = cutoff_s
-    if not np.isfinite(table.time_s).any():
+    value, bound = cutoff_s, floor_s
+    if not table.num_columns or not np.isfinite(table.time_s).any():
         return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
     paths = _Paths(table, num_stages)
-    ticket = count()
-    heap: list[tuple[float, int, Box, tuple[float, float]]] = []
-
-    def consider(box: Box) -> None:
-        nonlocal best, value
-        limits = (min(box.high[0], value), min(box.high[1], value))
-        shortest, configuration = paths.shortest(limits, value - box.low[0])
-        bound = max(box.low[1], shortest + box.low[0])
-        if configuration is None or bound >= value:
-            return
-        total, *used = table.needs_s(configuration)
-        found = max(used[1], total + used[0])
-        if on_configuration is not None:
-            on_configuration(configuration, found)
-        if found < value:
-            best, value = configuration, found
-        heapq.heappush(heap, (bound, next(ticket), Box(box.low, limits), (used[0], used[1])))
-
-    consider(Box((0.0, 0.0), (cutoff_s, cutoff_s)))
-    is_complete = True
-    bound = value
-    while heap:
-        bound, _, box, used = heapq.heappop(heap)
-        if bound >= value * (1 - relative_gap):
-            break
+    bound = max(bound, float((table.total_s + table.finish_s).min()))
+    num_buckets = 1
+    while bound < value * (1 - relative_gap):
         if time.monotonic() > deadline:
-            is_complete = False
-            break
-        for half in _split(box, used):
-            consider(half)
-        bound = value
-    return RelaxedOptimum(best, value, min(bound, value), is_complete)
-
-
-def _split(box: Box, used: tuple[float, float]) -> tuple[Box, Box]:
-    """Cut the range that costs most between the box's corner and what its path needs."""
-    axis = 0 if used[0] - box.low[0] >= used[1] - box.low[1] else 1
-    middle = (box.low[axis] + min(used[axis], box.high[axis])) / 2
-    if axis == 0:
-        return (
-            Box(box.low, (middle, box.high[1])),
-            Box((middle, box.low[1]), box.high),
-        )
-    return Box(box.low, (box.high[0], middle)), Box((box.low[0], middle), box.high)
+            return RelaxedOptimum(best, value, min(bound, value), False)
+        # First ask whether the cutoff can be met at all, then halve.
+        step_s = (bound + value) / 2 if best is not None else np.nextafter(value, 0.0)
+        if value - bound < 4 * relative_gap * value:
+            step_s = value * (1 - relative_gap)
+        met = paths.within(step_s, num_buckets)
+        if met is None:
+            bound = step_s if best is not None else value
+            continue
+        found = table.value_s(met)
+        if on_configuration is not None:
+            on_configuration(met, found)
+        if found < value:
+            best, value = met, found
+        if found > step_s * (1 + 1e-12):
+            if num_buckets >= _MAX_BUCKETS:
+                return RelaxedOptimum(best, value, min(bound, value), False)
+            num_buckets *= 4
+    return RelaxedOptimum(best, value, min(bound, value), True)

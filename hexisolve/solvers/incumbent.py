@@ -1,0 +1,159 @@
+"""First plans: the dynamic program over real stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hexisolve.data.instance import Instance
+from hexisolve.formulation.pipeline_table import Configuration, PipelineTable
+from hexisolve.formulation.relaxed_layer import ColumnShape, column_shape
+from hexisolve.formulation.relaxed_table import (
+    Column,
+    RelaxedProblem,
+    StagePrices,
+    make_table,
+    undominated,
+)
+from hexisolve.formulation.stage_memory_bound import StateMode, state_modes
+from hexisolve.formulation.units import UnitClass
+from hexisolve.plan.plan import HeadGroup
+from hexisolve.solvers.drafts import Draft, DraftStage, fit_memory
+from hexisolve.solvers.dynamic_program import solve_relaxed
+from hexisolve.solvers.real_stages import RealRecompute, RealStage, real_stages
+
+_NUM_KEPT = 2  # arrangements kept per column
+_NEVER_WORSE = 1.6  # columns slower than this many times their compute bound are left out
+
+
+@dataclass(frozen=True, eq=False)
+class RealColumn:
+    """A column of the real table."""
+
+    units: tuple[int, ...]
+    mode: StateMode
+    stage: RealStage
+    recompute: RealRecompute
+
+
+@dataclass(frozen=True, eq=False)
+class RealProblem:
+    """Real stages as a table."""
+
+    table: PipelineTable
+    columns: tuple[RealColumn, ...]
+
+
+def real_problem(
+    relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]], deadline: float
+) -> RealProblem:
+    """Price arrangements of the wanted unit multisets, in that order, until the deadline."""
+    pricer = relaxed.pricer
+    instance = pricer.instance
+    by_units: dict[tuple[int, ...], Column] = {}
+    for column in relaxed.columns:
+        by_units.setdefault(column.units, column)
+    columns: list[RealColumn] = []
+    prices: list[StagePrices] = []
+    entries: list[float] = []
+    for units in wanted:
+        if columns and time.monotonic() > deadline:
+            break
+        numbers = [instance.cluster.device_index[d] for d in by_units[units].devices]
+        shape = column_shape(pricer.rates, numbers)
+        for stage in real_stages(pricer, shape)[:_NUM_KEPT]:
+            recompute = RealRecompute(pricer, stage, shape)
+            for mode in state_modes(instance, len(numbers)):
+                columns.append(RealColumn(units, mode, stage, recompute))
+                prices.append(pricer.price(shape, mode, stage.layer_s, recompute.seconds))
+                entries.append(pricer.entry_s(numbers))
+    units_list = [np.array(column.units, dtype=np.int64) for column in columns]
+    kept = undominated(units_list, entries, prices)
+    table = make_table(
+        pricer, [units_list[i] for i in kept], [entries[i] for i in kept],
+        [prices[i] for i in kept], relaxed.table.available,
+    )  # fmt: skip
+    return RealProblem(table, tuple(columns[idx] for idx in kept))
+
+
+def wanted_units(relaxed: RelaxedProblem) -> list[tuple[int, ...]]:
+    """Unit multisets, those first whose relaxed price is nearest to busy devices all the time."""
+    instance = relaxed.pricer.instance
+    table = relaxed.table
+    layers = np.maximum(np.arange(table.num_layers + 1), 1)
+    per_layer = (table.time_s / layers).min(axis=(0, 2, 3))
+    best: dict[tuple[int, ...], float] = {}
+    for column, seconds in zip(relaxed.columns, per_layer, strict=True):
+        devices = [instance.cluster.device(device) for device in column.devices]
+        speed = sum(device.dense_flop_per_s for device in devices)
+        waste = float(seconds) * speed
+        best[column.units] = min(best.get(column.units, np.inf), waste)
+    least = min(best.values(), default=0.0)
+    return sorted(
+        (units for units in best if best[units] <= _NEVER_WORSE * least),
+        key=lambda units: (best[units], units),
+    )
+
+
+def drafts_of(
+    instance: Instance,
+    classes: Sequence[UnitClass],
+    real: RealProblem,
+    configurations: Sequence[Configuration],
+) -> Iterator[Draft]:
+    """Drafts of configurations of a real table, fitted to memory."""
+    for configuration in configurations:
+        parts = []
+        used = [0] * len(classes)
+        for choice in configuration:
+            column = real.columns[choice.column]
+            ring = move_ring(column.stage.ring, renamed(classes, column.units, used))
+            used = [a + b for a, b in zip(used, column.units, strict=True)]
+            parts.append(DraftStage(ring, choice.num_layers, column.mode, 0))
+        fitted = fit_memory(instance, tuple(parts))
+        if fitted is not None:
+            yield fitted
+
+
+def renamed(
+    classes: Sequence[UnitClass], counts: Sequence[int], used: Sequence[int]
+) -> dict[str, str]:
+    """Devices of a column's first units -> devices of the first units that are not used yet."""
+    names = {}
+    for entry, count, first in zip(classes, counts, used, strict=True):
+        for ours, theirs in zip(entry.units, entry.units[first : first + count], strict=False):
+            names |= dict(zip(ours, theirs, strict=True))
+    return names
+
+
+def move_ring(ring: tuple[HeadGroup, ...], names: Mapping[str, str]) -> tuple[HeadGroup, ...]:
+    """The same ring on other devices."""
+    return tuple(
+        HeadGroup(tuple(replace(rank, device=names[rank.device]) for rank in group.ranks))
+        for group in ring
+    )
+
+
+def best_configurations(
+    real: RealProblem, cutoff_s: float, num_stages: int | None, deadline: float
+) -> list[Configuration]:
+    """Configurations met by the dynamic program, best first."""
+    met: dict[Configuration, float] = {}
+
+    def remember(configuration: Configuration, value_s: float) -> None:
+        met[configuration] = value_s
+
+    solve_relaxed(
+        real.table, cutoff_s=cutoff_s, relative_gap=2e-3, num_stages=num_stages,
+        deadline=deadline, on_configuration=remember,
+    )  # fmt: skip
+    return sorted(met, key=lambda configuration: met[configuration])
+
+
+def shape_of(relaxed: RelaxedProblem, column: Column) -> ColumnShape:
+    """The shape of a relaxed column."""
+    index = relaxed.pricer.instance.cluster.device_index
+    return column_shape(relaxed.pricer.rates, [index[device] for device in column.devices])
