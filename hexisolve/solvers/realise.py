@@ -1,0 +1,353 @@
+"""The best real pipeline stage on given devices: groups, ring, shares, ZeRO, recompute.
+
+Found by search, priced by `price_stage`: an upper bound, never a lower one. The ring and its
+shares are searched once per set of devices; numbers of layers then only count (docs/solver.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hexisolve.cost.memory import states_bytes, usable_bytes
+from hexisolve.data.instance import Instance
+from hexisolve.plan.plan import Chunk, HeadGroup, Policy, Rank, Slice, Stage
+from hexisolve.plan.price_book import PriceBook, price_book
+from hexisolve.plan.stage_price import stage_blocks, stage_price
+from hexisolve.plan.step_memory import chunk_memory
+from hexisolve.plan.synchronise import stage_parameters
+from hexisolve.plan.tokens import ChunkShape, chunk_shape
+from hexisolve.solvers.realise_candidates import Candidate, Ring, Search, reordered, rings
+from hexisolve.solvers.realise_memory import (
+    ShareBytes,
+    ZeroChoice,
+    best_mix,
+    gathered_bytes,
+    share_bytes,
+    state_bytes,
+    state_weights,
+)
+
+# Choices per ZeRO mode whose exact price is asked for.
+_MAX_PRICED = 2
+# Kept free of every rank, so that whole state shares cannot overflow it.
+_MARGIN_BYTES = 1
+
+
+@dataclass(frozen=True)
+class RealStage:
+    """A stage that fits its devices, and its exact price for one chunk.
+
+    Parameters
+    ----------
+    stage
+        Layers, ring, shares and ZeRO mode.
+    recompute
+        Layers under each policy.
+    forward_s, backward_s
+        Seconds of F and B of one whole sequence.
+    """
+
+    stage: Stage
+    recompute: Mapping[Policy, int]
+    forward_s: float
+    backward_s: float
+
+    @property
+    def time_s(self) -> float:
+        """F + B."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a stage stands in its pipeline, and how many chunks it holds at its peak."""
+
+    is_first: bool
+    is_last: bool
+    num_stages: int
+    chunks_in_flight: int
+    num_peers: int
+
+    @property
+    def stage_idx(self) -> int:
+        """A position with these ends: prices of whole sequences depend on nothing else."""
+        if self.is_first:
+            return 0
+        return self.num_stages - 1 if self.is_last else 1
+
+
+@dataclass(eq=False)
+class _Found:
+    """Everything known about one set of devices, whatever the number of layers."""
+
+    search: Search
+    rings: dict[int, Ring] = field(default_factory=dict)
+    candidates: list[Candidate] = field(default_factory=list)
+    leaning: list[Candidate] | None = None
+    bytes: dict[tuple[Candidate, bool, bool], ShareBytes] = field(default_factory=dict)
+
+
+def realise_stage(
+    instance: Instance,
+    devices: Sequence[str],
+    *,
+    num_layers: int,
+    first_layer: int = 0,
+    is_first: bool,
+    is_last: bool,
+    chunks_in_flight: int,
+    num_stages: int,
+    num_peers: int | None = None,
+    seed: int = 0,
+) -> list[RealStage]:
+    """The best stages of `num_layers` layers on `devices`, one per ZeRO mode, fastest first.
+
+    See `realise_all`; the list is empty when nothing fits.
+    """
+    return realise_all(
+        instance, devices, [num_layers], first_layer=first_layer, is_first=is_first,
+        is_last=is_last, chunks_in_flight=chunks_in_flight, num_stages=num_stages,
+        num_peers=num_peers, seed=seed,
+    )[num_layers]  # fmt: skip
+
+
+def realise_all(
+    instance: Instance,
+    devices: Sequence[str],
+    layer_counts: Sequence[int],
+    *,
+    first_layer: int = 0,
+    is_first: bool,
+    is_last: bool,
+    chunks_in_flight: int,
+    num_stages: int,
+    num_peers: int | None = None,
+    seed: int = 0,
+) -> dict[int, list[RealStage]]:
+    """`realise_stage` for many numbers of layers; the ring is searched once.
+
+    Parameters
+    ----------
+    devices
+        Ids; the order does not matter. All of them are used.
+    layer_counts
+        Numbers of layers of the stage.
+    first_layer
+        Where its layers begin in the model.
+    is_first, is_last
+        Whether it holds the embedding, the output projection.
+    chunks_in_flight
+        Chunks (one whole sequence of the longest length each) alive at its memory peak.
+    num_stages
+        Stages of the pipeline.
+    num_peers
+        Ranks it shares process groups with: its own and the neighbours' stages, less one. By
+        default all devices of the cluster, which is safe.
+    seed
+        Unused by this deterministic search; equal questions have equal answers.
+
+    Returns
+    -------
+    Number of layers -> stages, the fastest of each ZeRO mode, fastest first.
+    """
+    del seed
+    book = price_book(instance)
+    index = instance.cluster.device_index
+    chosen = tuple(sorted(devices, key=lambda name: index[name]))
+    if num_peers is None:
+        num_peers = (len(chosen) if num_stages == 1 else len(index)) - 1
+    place = _Place(is_first, is_last, num_stages, chunks_in_flight, num_peers)
+    found = _find(book, chosen, sorted(layer_counts)[len(layer_counts) // 2] if is_last else 0)
+    result = {}
+    for count in layer_counts:
+        layers = (first_layer, first_layer + count)
+        result[count] = _best(found, layers, place) if _is_legal(instance, layers) else []
+    return result
+
+
+def _is_legal(instance: Instance, layers: tuple[int, int]) -> bool:
+    """Layers that exist, all with one number of query heads."""
+    own = instance.model.layers[slice(*layers)]
+    heads = {layer.attention.num_q_heads for layer in own}
+    return 0 < layers[1] - layers[0] == len(own) and len(heads) == 1
+
+
+def _find(book: PriceBook, devices: tuple[str, ...], num_layers: int) -> _Found:
+    """The candidates on a set of devices; `num_layers` weighs the output projection, 0 for none."""
+    key = ("realise", devices, num_layers)
+    found: _Found | None = book.entries.get(key)
+    if found is not None:
+        return found
+    num_tokens = max(book.instance.workload.sequence_lengths)
+    search = Search(book, devices, num_tokens, 1.0 / num_layers if num_layers else 0.0)
+    found = _Found(search)
+    options: list[tuple[Ring, Candidate]] = []
+    for ring in rings(search):
+        options += [(ring, candidate) for candidate in ring.climbed()]
+    options.sort(key=lambda option: _per_layer_s(found.search, option[1]))
+    if options and not options[0][0].space.is_small:
+        options += reordered(*options[0])
+        options.sort(key=lambda option: _per_layer_s(found.search, option[1]))
+    found.candidates = [candidate for _, candidate in options]
+    found.rings = {id(candidate): ring for ring, candidate in options}
+    book.entries[key] = found
+    return found
+
+
+def _per_layer_s(search: Search, candidate: Candidate) -> float:
+    """Seconds per layer without recompute, its share of the output projection included."""
+    own = float(candidate.seconds[:, 2] @ search.kind_weights)
+    return own + search.head_weight * candidate.head_s
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A candidate with ZeRO mode and recompute, before its exact price."""
+
+    seconds: float
+    candidate: Candidate
+    choice: ZeroChoice
+    recompute: Mapping[Policy, int]
+    weights: tuple[int, ...]
+
+
+def _best(found: _Found, layers: tuple[int, int], place: _Place) -> list[RealStage]:
+    """The fastest stage of every ZeRO mode."""
+    book = found.search.book
+    shape = chunk_shape(Chunk((Slice(0, 0, found.search.num_tokens),)))
+    result = []
+    for choice in zero_choices(book.instance, len(found.search.devices)):
+        options = _options(found, found.candidates, layers, place, choice, np.inf)
+        least_s = min((option.seconds for option in options), default=np.inf)
+        if not options or "none" not in options[0].recompute or len(options[0].recompute) > 1:
+            if found.leaning is None:
+                found.leaning = [
+                    other
+                    for candidate in found.candidates[:4]
+                    for other in found.rings[id(candidate)].leaning(candidate)
+                ]
+            options += _options(found, found.leaning, layers, place, choice, least_s)
+        options.sort(key=lambda option: option.seconds)
+        fitting: list[RealStage] = []
+        for option in options:
+            stage = _priced(book, option, layers, place, shape)
+            if stage is not None:
+                fitting.append(stage)
+            if len(fitting) == _MAX_PRICED:
+                break
+        if fitting:
+            result.append(min(fitting, key=lambda stage: stage.time_s))
+    return sorted(result, key=lambda stage: stage.time_s)
+
+
+def zero_choices(instance: Instance, num_ranks: int) -> Iterator[ZeroChoice]:
+    """ZeRO modes worth trying; ZeRO-1 is never worse than ZeRO-0, on one rank all are equal."""
+    allowed = instance.workload.zero
+    if 1 in allowed or 0 in allowed:
+        yield ZeroChoice(1 if 1 in allowed else 0, "step")
+    if 3 in allowed and (num_ranks > 1 or len(allowed) == 1):
+        yield ZeroChoice(3, "step")
+        yield ZeroChoice(3, "chunk")
+
+
+def _options(
+    found: _Found,
+    candidates: Sequence[Candidate],
+    layers: tuple[int, int],
+    place: _Place,
+    choice: ZeroChoice,
+    limit_s: float,
+) -> list[_Option]:
+    """What fits of some candidates, unless it is surely slower than `limit_s`."""
+    book, cluster = found.search.book, found.search.book.instance.cluster
+    kinds = book.layer_kinds[slice(*layers)]
+    probe = Stage(layers, (), "kv")
+    blocks = stage_blocks(book.instance, probe, place.stage_idx, place.num_stages)
+    parameters = sum(block.parameters for block in blocks)
+    own, shared = state_bytes(book, parameters, choice)
+    num_ranks = len(found.search.devices)
+    gathered = gathered_bytes(book, blocks, choice) if num_ranks > 1 else 0
+    cost = book.instance.cost
+    options: list[_Option] = []
+    for candidate in candidates:
+        head_s = candidate.head_s if place.is_last else 0.0
+        if sum(candidate.seconds[kind][2] for kind in kinds) + head_s >= limit_s:
+            continue
+        names = [name for group in candidate.groups for name in group]
+        usable = np.array(
+            [usable_bytes(cluster.device(n).memory_bytes, place.num_peers, cost) for n in names],
+            dtype=np.float64,
+        )
+        mix = best_mix(
+            _bytes_of(found, candidate, place), kinds, candidate.seconds,
+            usable - own - gathered - _MARGIN_BYTES, shared, place.chunks_in_flight,
+        )  # fmt: skip
+        if mix is None:
+            continue
+        seconds = mix.seconds + head_s
+        limit_s = min(limit_s, seconds * 1.02)
+        weights = state_weights(mix.slack, shared)
+        options.append(_Option(seconds, candidate, choice, mix.recompute, weights))
+    return sorted(options, key=lambda option: option.seconds)
+
+
+def _bytes_of(found: _Found, candidate: Candidate, place: _Place) -> ShareBytes:
+    key = (candidate, place.is_last, place.num_stages > 1)
+    known = found.bytes.get(key)
+    if known is None:
+        known = found.bytes[key] = share_bytes(
+            found.search.book, [len(group) for group in candidate.groups], candidate.tokens,
+            candidate.heads, found.search.num_tokens, is_last=place.is_last,
+            has_boundary=place.num_stages > 1,
+        )  # fmt: skip
+    return known
+
+
+def _priced(
+    book: PriceBook, option: _Option, layers: tuple[int, int], place: _Place, shape: ChunkShape
+) -> RealStage | None:
+    """The option's exact price, None when its exact memory does not fit."""
+    ring, position = [], 0
+    for group in option.candidate.groups:
+        ranks, first = [], 0
+        for name in group:
+            stop = first + option.candidate.heads[position]
+            ranks.append(
+                Rank(name, option.candidate.tokens[position], (first, stop),
+                     option.weights[position])
+            )  # fmt: skip
+            first, position = stop, position + 1
+        ring.append(HeadGroup(tuple(ranks)))
+    stage = Stage(layers, tuple(ring), "kv", option.choice.zero)  # type: ignore[arg-type]
+    if option.choice.gradients == "chunk":
+        stage = replace(stage, zero3_gradients="chunk")
+    if not fits(book, stage, option.recompute, place, shape):
+        return None
+    price = stage_price(book, stage, place.stage_idx, place.num_stages, shape, option.recompute)
+    return RealStage(stage, option.recompute, price.forward_s, price.backward_s)
+
+
+def fits(
+    book: PriceBook,
+    stage: Stage,
+    recompute: Mapping[Policy, int],
+    place: _Place,
+    shape: ChunkShape,
+) -> bool:
+    """Whether every rank has the memory, by the items of `hexisolve.plan.step_memory`."""
+    cost = book.instance.cost
+    memory = chunk_memory(book, stage, place.stage_idx, place.num_stages, shape, recompute)
+    parameters = stage_parameters(book, stage, place.stage_idx, place.num_stages)
+    total = sum(rank.state_share for rank in stage.ranks)
+    for idx, rank in enumerate(stage.ranks):
+        states = states_bytes(
+            parameters, rank.state_share / total, stage.zero, stage.zero3_gradients, book.e, cost
+        )
+        held = -int(-states // 1) + place.chunks_in_flight * memory.kept[idx]
+        capacity = book.instance.cluster.device(rank.device).memory_bytes
+        if held + sum(memory.working[idx]) > usable_bytes(capacity, place.num_peers, cost):
+            return False
+    return True

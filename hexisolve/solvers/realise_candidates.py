@@ -1,0 +1,259 @@
+"""Arrangements of one set of devices worth pricing: rings with their shares, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import permutations
+
+import numpy as np
+
+from hexisolve.cost.flop import (
+    attention_backward_flop,
+    attention_forward_flop,
+    head_forward_flop,
+    query_pairs,
+)
+from hexisolve.data.cluster import Cluster
+from hexisolve.plan.price_book import PriceBook
+from hexisolve.solvers.realise_gauge import Floats, Gauge, Ints
+from hexisolve.solvers.realise_shares import ShareSpace
+from hexisolve.solvers.realise_structures import MAX_ALL_CUTS, Groups, structures
+
+# Rings that are climbed: the most promising ones at their starting shares.
+MAX_CLIMBED = 5
+CLIMB_WITHIN = 1.25
+# Shares kept of a ring whose shares are all priced.
+MAX_KEPT = 24
+MAX_ALL_ORDERS = 4
+# How far token shares lean from speed towards memory.
+LEANINGS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A ring with its shares.
+
+    Parameters
+    ----------
+    groups
+        Devices of every head group, in ring order.
+    tokens, heads
+        Of every rank, in rank order.
+    seconds
+        ``[layer kind][policy]``: F + B of one layer, policies ``full, layer, none``.
+    head_s
+        F + B of the output projection, for the last stage.
+    """
+
+    groups: Groups
+    tokens: tuple[int, ...]
+    heads: tuple[int, ...]
+    seconds: Floats
+    head_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The question: which devices, how much the output projection counts against a layer."""
+
+    book: PriceBook
+    devices: tuple[str, ...]
+    num_tokens: int
+    head_weight: float
+
+    @cached_property
+    def num_heads(self) -> int:
+        """Query heads of a layer; a stage has layers of one number only."""
+        return self.book.kind_layers[0].attention.num_q_heads
+
+    @cached_property
+    def kind_weights(self) -> Floats:
+        """Share of every layer kind in the model."""
+        counts = np.bincount(self.book.layer_kinds, minlength=len(self.book.kind_layers))
+        weights: Floats = counts / counts.sum()
+        return weights
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """One grouping of the devices with all it takes to search its shares."""
+
+    search: Search
+    groups: Groups
+    device_key: dict[str, object] = field(repr=False)
+
+    @cached_property
+    def gauge(self) -> Gauge:
+        """The price of shares."""
+        return Gauge(self.search.book, self.groups, self.search.num_tokens)
+
+    @cached_property
+    def space(self) -> ShareSpace:
+        """The shares there are."""
+        block = self.search.book.instance.workload.block_tokens
+        return ShareSpace(
+            self.groups, self.device_key.__getitem__, self.search.num_tokens, block,
+            self.search.num_heads,
+        )  # fmt: skip
+
+    def seconds(self, tokens: Ints, heads: Ints) -> Floats:
+        """F + B of one layer, ``[candidate][kind][policy]``."""
+        kinds = []
+        for layer in self.search.book.kind_layers:
+            times = self.gauge.layer(layer, tokens, heads)
+            backward = np.stack([times.full, times.layer, times.none], axis=1)
+            kinds.append(times.forward[:, None] + backward)
+        return np.stack(kinds, axis=1)
+
+    def head_seconds(self, tokens: Ints) -> Floats:
+        """Equation 7: F + B of the output projection."""
+        model = self.search.book.instance.model
+        flop = 3.0 * head_forward_flop(model.hidden_size, model.vocab_size, 1)
+        seconds: Floats = (tokens * flop / self.gauge.dense).max(axis=1)
+        return seconds
+
+    def objective(self, policy: int, tokens: Ints, heads: Ints) -> Floats:
+        """Seconds per layer under one policy; infinite where a group owns no token."""
+        total: Floats = self.seconds(tokens, heads)[:, :, policy] @ self.search.kind_weights
+        if self.search.head_weight:
+            total = total + self.search.head_weight * self.head_seconds(tokens)
+        if len(self.groups) > 1:
+            owned = np.add.reduceat(tokens, self.gauge.starts, axis=1)
+            total = np.where((owned > 0).all(axis=1), total, np.inf)
+        return total
+
+    def start(self, policy: int) -> tuple[list[float], list[float]]:
+        """Real shares by water-filling: every group, and every rank in it, ends together."""
+        book, gauge, s = self.search.book, self.gauge, self.search.num_tokens
+        dense = attention = 0.0
+        for layer, weight in zip(book.kind_layers, self.search.kind_weights, strict=True):
+            spec = layer.attention
+            widths = (spec.qk_head_dim, spec.v_head_dim)
+            pairs = query_pairs(0, s, s, spec.window_tokens, book.is_causal) / s
+            times = 3.0 if policy == 2 else 4.0
+            dense = dense + weight * 2.0 * times * layer.matmul_parameters
+            attention = attention + weight * spec.num_q_heads * pairs * (
+                attention_forward_flop(*widths, 1, 1) * (2.0 if policy == 0 else 1.0)
+                / gauge.attention_forward
+                + attention_backward_flop(*widths, 1, 1) / gauge.attention_backward
+            )  # fmt: skip
+        speed = 1.0 / attention
+        per_token = dense / np.add.reduceat(gauge.dense, gauge.starts)
+        per_token = per_token + 1.0 / np.add.reduceat(speed, gauge.starts)
+        group_tokens = (1.0 / per_token)[gauge.group_of]
+        inside = gauge.dense / np.add.reduceat(gauge.dense, gauge.starts)[gauge.group_of]
+        return list(group_tokens * inside), list(speed)
+
+    def candidates(self, tokens: Ints, heads: Ints) -> list[Candidate]:
+        """Rows of shares as candidates."""
+        seconds, head = self.seconds(tokens, heads), self.head_seconds(tokens)
+        return [
+            Candidate(self.groups, tuple(map(int, tokens[i])), tuple(map(int, heads[i])),
+                      seconds[i], float(head[i]))
+            for i in range(len(tokens))
+        ]  # fmt: skip
+
+    def climbed(self) -> list[Candidate]:
+        """The best shares without recompute and, where it differs, with `layer` everywhere."""
+        found: dict[tuple[bytes, bytes], tuple[Ints, Ints]] = {}
+        for policy in (2, 1) if len(self.space.classes) > 1 else (2,):
+            shares = self.space.best(
+                lambda tokens, heads, p=policy: self.objective(p, tokens, heads),
+                *self.start(policy), MAX_KEPT,
+            )  # fmt: skip
+            for tokens, heads in shares:
+                found[tokens.tobytes(), heads.tobytes()] = (tokens, heads)
+        if not found:
+            return []
+        return self.candidates(
+            np.array([tokens for tokens, _ in found.values()]),
+            np.array([heads for _, heads in found.values()]),
+        )
+
+    def leaning(self, candidate: Candidate) -> list[Candidate]:
+        """Shares between those of `candidate` and shares in proportion to memory."""
+        space, cluster = self.space, self.search.book.instance.cluster
+        if len(space.classes) < 2 or space.is_small:
+            return []
+        memory = [cluster.device(name).memory_bytes for group in self.groups for name in group]
+        total = sum(memory)
+        rows = []
+        for lean in LEANINGS:
+            tokens = [
+                (1.0 - lean) * own + lean * self.search.num_tokens * size / total
+                for own, size in zip(candidate.tokens, memory, strict=True)
+            ]
+            heads = [
+                (1.0 - lean) * own + lean * self.search.num_heads * size / total
+                for own, size in zip(candidate.heads, memory, strict=True)
+            ]
+            rows.append(space.rounded(tokens, candidate.heads))
+            rows.append(space.rounded(tokens, heads))
+        units = np.concatenate([row[0] for row in rows])
+        counts = np.concatenate([row[1] for row in rows])
+        shares = space.expand(units, counts)
+        owned = np.isfinite(self.objective(2, *shares))
+        return self.candidates(shares[0][owned], shares[1][owned])
+
+
+def rings(search: Search) -> list[Ring]:
+    """Rings over the devices, the most promising first."""
+    cluster = search.book.instance.cluster
+    keys = device_keys(cluster, search.devices)
+    found = [Ring(search, groups, keys) for groups in structures(cluster, search.devices)]
+    if len(search.devices) <= MAX_ALL_CUTS:
+        return found
+    scored = []
+    for idx, ring in enumerate(found):
+        shares = ring.space.expand(*ring.space.rounded(*ring.start(2)))
+        scored.append((float(ring.objective(2, *shares)[0]), idx, ring))
+    scored.sort(key=lambda entry: entry[:2])
+    limit = CLIMB_WITHIN * scored[0][0]
+    best = [ring for seconds, _, ring in scored if seconds <= limit][:MAX_CLIMBED]
+    return best or [scored[0][2]]
+
+
+def reordered(ring: Ring, best: Candidate) -> Iterator[tuple[Ring, Candidate]]:
+    """The same groups and shares in other ring orders."""
+    num_groups = len(ring.groups)
+    if num_groups < 3:
+        return
+    sizes = [len(group) for group in ring.groups]
+    bounds = np.cumsum([0, *sizes])
+    turns = [(0, *range(num_groups - 1, 0, -1))]
+    if num_groups <= MAX_ALL_ORDERS:
+        turns = [(0, *rest) for rest in permutations(range(1, num_groups))][1:]
+    for turn in turns:
+        ranks = [r for g in turn for r in range(bounds[g], bounds[g + 1])]
+        other = Ring(ring.search, tuple(ring.groups[g] for g in turn), ring.device_key)
+        tokens = np.array([[best.tokens[r] for r in ranks]])
+        heads = np.array([[best.heads[r] for r in ranks]])
+        yield other, other.candidates(tokens, heads)[0]
+
+
+def device_keys(cluster: Cluster, devices: Sequence[str]) -> dict[str, object]:
+    """What tells the devices of a set apart: rates, memory, links, company in the box."""
+    boxes: dict[str, list[str]] = {}
+    for name in devices:
+        boxes.setdefault(cluster.device(name).host, []).append(name)
+    keys: dict[str, object] = {}
+    for host, members in boxes.items():
+        outside = next((name for name in devices if cluster.device(name).host != host), None)
+        for name in members:
+            device = cluster.device(name)
+            near = members[0] if name != members[0] else members[-1]
+            links = [
+                cluster.edge_bytes_per_s(edge)
+                for other in (near, outside)
+                if other is not None
+                for pair in ((name, other), (other, name))
+                for edge in cluster.route(*pair).edges
+            ]
+            keys[name] = (
+                device.dense_flop_per_s, device.attention_forward_flop_per_s,
+                device.attention_backward_flop_per_s, device.memory_bytes,
+                device.memory_bytes_per_s, len(members), tuple(links),
+            )  # fmt: skip
+    return keys

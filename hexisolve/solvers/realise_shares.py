@@ -1,0 +1,216 @@
+"""Token and head shares of a ring: water-filling, rounding, hill climbing on the price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, product
+from math import comb, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from hexisolve.plan.pieces import split_tokens
+from hexisolve.solvers.realise_gauge import Floats, Ints
+from hexisolve.solvers.realise_structures import Groups
+
+# Rings with at most this many ways to share tokens and heads are searched completely.
+MAX_ALL_SHARES = 3000
+MAX_CLIMBS = 60
+# Weights for largest-remainder splits of real shares.
+_FINE = 1 << 40
+
+# (tokens, heads) of candidates -> seconds, one answer for each row.
+Objective = Callable[[Ints, Ints], Floats]
+
+
+class ClassMembers(NamedTuple):
+    """Ranks that nothing tells apart: ``ranks[group][member]``, equally many in every group."""
+
+    ranks: Ints
+    kind: int
+
+
+class ShareSpace:
+    """Shares of a ring written as totals of classes of like ranks.
+
+    Inside a class tokens are spread as evenly as whole blocks allow, first over its groups, then
+    inside them; heads are the same in all groups of one kind.
+
+    Parameters
+    ----------
+    groups
+        Devices of every head group.
+    device_key
+        What tells devices apart: rates, memory, links.
+    num_tokens, block_tokens
+        Context, and the unit of shares; what is left over goes to the first rank.
+    num_heads
+        Query heads of a layer.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        device_key: Callable[[str], object],
+        num_tokens: int,
+        block_tokens: int,
+        num_heads: int,
+    ) -> None:
+        keys = [[device_key(device) for device in group] for group in groups]
+        self.num_ranks = sum(map(len, groups))
+        self.starts: Ints = np.cumsum([0, *map(len, groups)])[:-1]
+        self.num_groups = len(groups)
+        self.num_units, self.left_over = divmod(num_tokens, block_tokens)
+        self.block_tokens, self.num_heads = block_tokens, num_heads
+        self.is_small = self._num_shares(groups) <= MAX_ALL_SHARES
+        if self.is_small:
+            keys = [[device for device in group] for group in groups]
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for idx, group_keys in enumerate(keys):
+            kinds.setdefault(tuple(sorted(group_keys, key=repr)), []).append(idx)
+        self.classes: list[ClassMembers] = []
+        for kind, members in enumerate(kinds.values()):
+            for key in dict.fromkeys(keys[members[0]]):
+                ranks = [
+                    [self.starts[g] + r for r, own in enumerate(keys[g]) if own == key]
+                    for g in members
+                ]
+                self.classes.append(ClassMembers(np.array(ranks), kind))
+        self.num_kinds = len(kinds)
+
+    def _num_shares(self, groups: Groups) -> int:
+        heads = prod(comb(self.num_heads + len(g) - 1, len(g) - 1) for g in groups)
+        return heads * comb(self.num_units + self.num_ranks - 1, self.num_ranks - 1)
+
+    def expand(self, units: Ints, heads: Ints) -> tuple[Ints, Ints]:
+        """(tokens, heads) of every rank from totals of every class; one row for each candidate."""
+        num_rows = len(units)
+        rank_units = np.zeros((num_rows, self.num_ranks), dtype=np.int64)
+        rank_heads = np.zeros((num_rows, self.num_ranks), dtype=np.int64)
+        for idx, (ranks, _) in enumerate(self.classes):
+            num_groups, size = ranks.shape
+            per_group = _spread(units[:, idx], num_groups)
+            rank_units[:, ranks] = _spread(per_group, size)
+            rank_heads[:, ranks] = _spread(heads[:, idx], size)[:, None, :]
+        tokens = rank_units * self.block_tokens
+        tokens[:, 0] += self.left_over
+        return tokens, rank_heads
+
+    def rounded(self, tokens: Sequence[float], heads: Sequence[float]) -> tuple[Ints, Ints]:
+        """Totals of classes nearest to real shares of ranks, as one candidate."""
+        weights = [sum(tokens[r] for r in c.ranks.flat) for c in self.classes]
+        scale = _FINE / sum(weights)
+        units = split_tokens(self.num_units, [round(w * scale) for w in weights])
+        own = [sum(heads[r] for r in c.ranks[0]) for c in self.classes]
+        whole = [0] * len(own)
+        for kind in range(self.num_kinds):
+            members = [idx for idx, c in enumerate(self.classes) if c.kind == kind]
+            total = sum(own[idx] for idx in members)
+            parts = split_tokens(
+                self.num_heads, [round(own[idx] * _FINE / total) for idx in members]
+            )
+            for idx, part in zip(members, parts, strict=True):
+                whole[idx] = part
+        return np.array([units]), np.array([whole])
+
+    def all_shares(self) -> tuple[Ints, Ints]:
+        """Every candidate of a small space."""
+        units = list(compositions(self.num_units, len(self.classes)))
+        own = [
+            [idx for idx, c in enumerate(self.classes) if c.kind == kind]
+            for kind in range(self.num_kinds)
+        ]
+        rows = []
+        for parts in product(*(list(compositions(self.num_heads, len(m))) for m in own)):
+            row = [0] * len(self.classes)
+            for members, part in zip(own, parts, strict=True):
+                for idx, count in zip(members, part, strict=True):
+                    row[idx] = count
+            rows.append(row)
+        return np.repeat(units, len(rows), axis=0), np.tile(rows, (len(units), 1))
+
+    def neighbours(self, units: Ints, heads: Ints) -> tuple[Ints, Ints]:
+        """Moves of blocks from class to class, and of heads inside one kind of group."""
+        unit_rows, head_rows = [], []
+        for a, giver in enumerate(self.classes):
+            for b, taker in enumerate(self.classes):
+                if a == b:
+                    continue
+                for step in _steps(int(units[0, a]), giver.ranks.size, taker.ranks.size):
+                    row = units[0].copy()
+                    row[a] -= step
+                    row[b] += step
+                    unit_rows.append(row)
+                    head_rows.append(heads[0])
+                if giver.kind != taker.kind:
+                    continue
+                sizes = (giver.ranks.shape[1], taker.ranks.shape[1])
+                for step in _steps(int(heads[0, a]), *sizes):
+                    row = heads[0].copy()
+                    row[a] -= step
+                    row[b] += step
+                    unit_rows.append(units[0])
+                    head_rows.append(row)
+        return np.array(unit_rows), np.array(head_rows)
+
+    def best(
+        self, objective: Objective, tokens: Sequence[float], heads: Sequence[float], keep: int
+    ) -> list[tuple[Ints, Ints]]:
+        """Shares of least seconds, best first: all of a small space, else by hill climbing.
+
+        Parameters
+        ----------
+        objective
+            Seconds of candidates; infinite where one is not allowed.
+        tokens, heads
+            Real shares to start from, rank by rank.
+        keep
+            How many candidates of a small space to give back.
+        """
+        if self.is_small:
+            rows = self.expand(*self.all_shares())
+            seconds = objective(*rows)
+            order = [i for i in np.argsort(seconds, kind="stable") if np.isfinite(seconds[i])]
+            return [(rows[0][i], rows[1][i]) for i in order[:keep]]
+        units, counts = self.rounded(tokens, heads)
+        best_s = float(objective(*self.expand(units, counts))[0])
+        for _ in range(MAX_CLIMBS if len(self.classes) > 1 else 0):
+            near = self.neighbours(units, counts)
+            seconds = objective(*self.expand(*near))
+            first = int(np.argmin(seconds))
+            if not seconds[first] < best_s * (1 - 1e-9):
+                break
+            best_s = float(seconds[first])
+            units, counts = near[0][first : first + 1], near[1][first : first + 1]
+        if not np.isfinite(best_s):
+            return []
+        found = self.expand(units, counts)
+        return [(found[0][0], found[1][0])]
+
+
+def compositions(total: int, num_parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write `total` as an ordered sum of `num_parts` counts >= 0.
+
+    >>> list(compositions(1, 2))
+    [(0, 1), (1, 0)]
+    """
+    for bars in combinations(range(total + num_parts - 1), num_parts - 1):
+        edges = (-1, *bars, total + num_parts - 1)
+        yield tuple(b - a - 1 for a, b in zip(edges, edges[1:], strict=False))
+
+
+def _spread(totals: Ints, num_parts: int) -> Ints:
+    """Whole parts that differ by at most one, on a new last axis; the first ones are larger."""
+    low, extra = np.divmod(totals, num_parts)
+    parts: Ints = low[..., None] + (np.arange(num_parts) < extra[..., None])
+    return parts
+
+
+def _steps(total: int, *sizes: int) -> Iterator[int]:
+    """How much to move at once: powers of four, and one for each member of a class."""
+    steps = {size for size in sizes if size <= total}
+    step = 1
+    while step <= total:
+        steps.add(step)
+        step *= 4
+    yield from sorted(steps)
