@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hexisolve.data.instance import Instance
     from hexisolve.solvers.baselines import Baseline
-    from hexisolve.solvers.solve import Result
+    from hexisolve.solvers.result import Progress, Result
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer
             stages=args.stages,
             start=start,
             seed=args.seed,
-            on_progress=lambda event: report(str(event)),
+            on_progress=lambda event: report(progress_text(event)),
         )
         report("pricing the baselines")
         others = baselines(instance)
@@ -104,7 +104,7 @@ def comparison_document(answer: Answer) -> dict[str, Any]:
 def result_document(result: Result) -> dict[str, Any]:
     """Status, limit, objective, bound and gap."""
     return {
-        "status": result.status,
+        "status": result.status.value,
         "limit": result.limit,
         "objective_s": result.objective_s,
         "bound_s": result.bound_s,
@@ -125,10 +125,17 @@ def answer_parts(answer: Answer) -> list[RenderableType]:
     return parts
 
 
+def progress_text(event: Progress) -> str:
+    """Where a running search stands, in one line."""
+    best = "no plan yet" if event.incumbent_s is None else format_seconds(event.incumbent_s)
+    gap = "" if event.gap is None else f", gap {percent(event.gap)}"
+    return f"{event.elapsed_s:.1f} s: {best}, bound {format_seconds(event.bound_s)}{gap}"
+
+
 def result_text(result: Result) -> str:
     """Status, objective, bound and gap; or why there is no plan."""
     stopped = f", stopped by the {result.limit} limit" if result.limit else ""
-    lines = [f"{result.status} in {result.wall_s:.2f} s with {result.backend}{stopped}"]
+    lines = [f"{result.status.value} in {result.wall_s:.2f} s with {result.backend}{stopped}"]
     if result.objective_s is not None:
         lines.append(f"step time  {format_seconds(result.objective_s)}")
     if result.bound_s is not None:
@@ -157,7 +164,11 @@ def comparison_table(answer: Answer) -> Table:
             name, format_seconds(step_time_s), f"{num_tokens / step_time_s:,.0f}", ratio, why
         )
 
-    add("hexisolve", best_s, "" if best_s else str(answer.result.diagnosis or answer.result.status))
+    add(
+        "hexisolve",
+        best_s,
+        "" if best_s else str(answer.result.diagnosis or answer.result.status.value),
+    )
     for name, entry in answer.baselines.items():
         add(name, entry.step_time_s, entry.reason)
     fits = sum(entry.step_time_s is not None for entry in answer.baselines.values())

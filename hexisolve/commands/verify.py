@@ -10,7 +10,7 @@ from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 from hexisolve.commands.training import MAX_GRADIENT_DIFFERENCE, one_thread_per_process
 
-REDUCTIONS = ("tokens", "widths", "layers", "chunks")
+REDUCTIONS = ("tokens", "widths", "layers", "chunks", "blocks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -68,8 +68,17 @@ def test_verify_json(shell, plan_path: Path) -> None:
     assert any("layers" in line for line in document["reductions"])
 
 
+def test_verify_knows_every_reduction_of_the_miniature() -> None:
+    from hexisolve.commands.verify import REDUCTIONS
+    from hexisolve.program import miniature
+
+    assert REDUCTIONS == miniature.REDUCTIONS
+
+
 def test_verify_can_keep_what_it_would_reduce(shell, plan_path: Path) -> None:
-    document = shell("verify", plan_path, "--json", "--keep", "tokens,widths,layers,chunks").json
+    document = shell(
+        "verify", plan_path, "--json", "--keep", "tokens,widths,layers,chunks,blocks"
+    ).json
     assert document["exact"] is True
     assert document["reductions"] == []
     outcome = shell("verify", plan_path, "--keep", "heads")
