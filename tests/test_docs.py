@@ -73,3 +73,15 @@ def test_no_module_names_a_machine() -> None:
 def test_every_module_is_short_enough_to_read() -> None:
     for path in (REPOSITORY / "hexisolve").rglob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 500, path
+
+
+def test_every_test_that_docs_cases_names_exists_and_no_case_is_missing() -> None:
+    text = (REPOSITORY / "docs" / "cases.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 56
+    for file, test in named:
+        source = (REPOSITORY / file).read_text(encoding="utf-8")
+        assert f"def {test}(" in source, f"{file}::{test}"
+    rows = re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)
+    numbers = [int(number) for row in rows for number in row.split(",")]
+    assert numbers == list(range(1, 57))
