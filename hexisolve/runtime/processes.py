@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,18 +15,19 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import Store
+from torch._C._distributed_c10d import FileStore, Store
 
 from hexisolve.errors import HexisolveError, RuntimeMismatchError
 from hexisolve.program.rank_program import Programs
 from hexisolve.runtime.corpus import Batch
 from hexisolve.runtime.distributed import DistributedRun, check_world_size, refuse_unsupported
 from hexisolve.runtime.interpreter import RunSettings, WeightRange
+from hexisolve.runtime.segments import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +129,17 @@ def run_local(
     check_world_size(job.programs, num_ranks if num_processes is None else num_processes)
     method = start_method or ("spawn" if job.settings.device.type == "cuda" else "fork")
     context = _context(method)
-    # The store listens before anyone connects and picks a free port itself.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    if method == "fork":
+        warm_up()
     watched = _Watched()
+    # A file, not a server: a server's threads in this process would make forking unsafe, and a
+    # port can be taken by somebody else.
+    folder = tempfile.TemporaryDirectory(prefix="hexisolve-")
     try:
         for rank in range(num_ranks):
             receiving, sending = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run_rank, args=(rank, job, store.port, sending), daemon=True,
+                target=_run_rank, args=(rank, job, str(Path(folder.name) / "store"), sending), daemon=True,
                 name=f"hexisolve rank {rank}",
             )  # fmt: skip
             process.start()
@@ -146,6 +151,7 @@ def run_local(
         _end(watched.processes)
         for connection in watched.connections:
             connection.close()
+        folder.cleanup()
 
 
 def _context(method: StartMethod) -> SpawnContext | ForkContext:
@@ -263,7 +269,7 @@ def _end(processes: list[BaseProcess]) -> None:
             process.join()
 
 
-def _run_rank(rank: int, job: Job, port: int, connection: Connection) -> None:
+def _run_rank(rank: int, job: Job, store_file: str, connection: Connection) -> None:
     """Life of one rank's process."""
     # Ctrl-C reaches the whole foreground group; the parent alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -271,9 +277,9 @@ def _run_rank(rank: int, job: Job, port: int, connection: Connection) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     try:
-        timeout = timedelta(seconds=job.timeout_s)
-        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
-        join_group(rank, len(job.programs.ranks), store, job.settings.device, job.timeout_s)
+        world_size = len(job.programs.ranks)
+        store = FileStore(store_file, world_size)
+        join_group(rank, world_size, store, job.settings.device, job.timeout_s)
         run = DistributedRun(job.programs, rank, job.settings, job.timeout_s)
         for step in range(job.num_steps):
             batch = job.batches.batch(step)

@@ -50,6 +50,15 @@ def run_segment(
     return tuple(output.detach() for output in outputs), kept
 
 
+def warm_up() -> None:
+    """Run one backward, so that processes forked afterwards need not import what it imports.
+
+    `torch.autograd.grad` loads symbolic shapes (and sympy) on first use: seconds per process.
+    """
+    leaf = torch.zeros(1, requires_grad=True)
+    torch.autograd.grad(leaf * leaf, leaf, torch.ones(1))
+
+
 def run_backward(
     record: Record, output_gradients: Sequence[Tensor], flat: FlatStage
 ) -> tuple[Tensor, ...]:
