@@ -21,9 +21,9 @@ from hexisolve.plan.synchronise import stage_parameters
 from hexisolve.plan.tokens import ChunkShape, chunk_shape
 from hexisolve.solvers.realise_candidates import Candidate, Ring, Search, reordered, rings
 from hexisolve.solvers.realise_memory import (
+    MixTable,
     ShareBytes,
     ZeroChoice,
-    best_mix,
     gathered_bytes,
     share_bytes,
     state_bytes,
@@ -32,6 +32,12 @@ from hexisolve.solvers.realise_memory import (
 
 # Choices per ZeRO mode whose exact price is asked for.
 _MAX_PRICED = 2
+_PRICED_WITHIN = 1.02
+# Candidates whose shares are shifted towards devices with more memory when memory binds.
+_MAX_LEANING = 2
+# Of a tiny set, where all shares of all rings are priced: how many stay.
+_MAX_FAST = 200
+_MAX_LIGHT = 60
 # Kept free of every rank, so that whole state shares cannot overflow it.
 _MARGIN_BYTES = 1
 
@@ -88,6 +94,7 @@ class _Found:
     candidates: list[Candidate] = field(default_factory=list)
     leaning: list[Candidate] | None = None
     bytes: dict[tuple[Candidate, bool, bool], ShareBytes] = field(default_factory=dict)
+    tables: dict[tuple[Candidate, _Place, tuple[int, ...]], MixTable] = field(default_factory=dict)
 
 
 def realise_stage(
@@ -188,13 +195,26 @@ def _find(book: PriceBook, devices: tuple[str, ...], num_layers: int) -> _Found:
     for ring in rings(search):
         options += [(ring, candidate) for candidate in ring.climbed()]
     options.sort(key=lambda option: _per_layer_s(found.search, option[1]))
-    if options and not options[0][0].space.is_small:
+    if options and not search.is_tiny:
         options += reordered(*options[0])
         options.sort(key=lambda option: _per_layer_s(found.search, option[1]))
+    if search.is_tiny:
+        options = _thinned(options)
     found.candidates = [candidate for _, candidate in options]
     found.rings = {id(candidate): ring for ring, candidate in options}
     book.entries[key] = found
     return found
+
+
+def _thinned(options: list[tuple[Ring, Candidate]]) -> list[tuple[Ring, Candidate]]:
+    """The fastest of all rings, and of the rest those that load memory most evenly."""
+    rest = sorted(options[_MAX_FAST:], key=lambda option: _pressure(*option))
+    return options[:_MAX_FAST] + rest[:_MAX_LIGHT]
+
+
+def _pressure(ring: Ring, candidate: Candidate) -> float:
+    """The largest number of tokens per byte of a device."""
+    return max(t / b for t, b in zip(candidate.tokens, ring.memory_bytes, strict=True))
 
 
 def _per_layer_s(search: Search, candidate: Candidate) -> float:
@@ -226,7 +246,7 @@ def _best(found: _Found, layers: tuple[int, int], place: _Place) -> list[RealSta
             if found.leaning is None:
                 found.leaning = [
                     other
-                    for candidate in found.candidates[:4]
+                    for candidate in found.candidates[:_MAX_LEANING]
                     for other in found.rings[id(candidate)].leaning(candidate)
                 ]
             options += _options(found, found.leaning, layers, place, choice, least_s)
@@ -262,7 +282,7 @@ def _options(
     limit_s: float,
 ) -> list[_Option]:
     """What fits of some candidates, unless it is surely slower than `limit_s`."""
-    book, cluster = found.search.book, found.search.book.instance.cluster
+    book = found.search.book
     kinds = book.layer_kinds[slice(*layers)]
     probe = Stage(layers, (), "kv")
     blocks = stage_blocks(book.instance, probe, place.stage_idx, place.num_stages)
@@ -270,40 +290,48 @@ def _options(
     own, shared = state_bytes(book, parameters, choice)
     num_ranks = len(found.search.devices)
     gathered = gathered_bytes(book, blocks, choice) if num_ranks > 1 else 0
-    cost = book.instance.cost
+    counts = np.bincount(kinds, minlength=len(book.kind_layers))
     options: list[_Option] = []
     for candidate in candidates:
         head_s = candidate.head_s if place.is_last else 0.0
-        if sum(candidate.seconds[kind][2] for kind in kinds) + head_s >= limit_s:
+        if float(candidate.seconds[:, 2] @ counts) + head_s >= limit_s:
             continue
-        names = [name for group in candidate.groups for name in group]
-        usable = np.array(
-            [usable_bytes(cluster.device(n).memory_bytes, place.num_peers, cost) for n in names],
-            dtype=np.float64,
-        )
-        mix = best_mix(
-            _bytes_of(found, candidate, place), kinds, candidate.seconds,
-            usable - own - gathered - _MARGIN_BYTES, shared, place.chunks_in_flight,
-        )  # fmt: skip
+        table = _table(found, candidate, place, layers[0])
+        mix = table.best(len(kinds), own + gathered + _MARGIN_BYTES, shared)
         if mix is None:
             continue
         seconds = mix.seconds + head_s
-        limit_s = min(limit_s, seconds * 1.02)
+        limit_s = min(limit_s, seconds * _PRICED_WITHIN)
         weights = state_weights(mix.slack, shared)
         options.append(_Option(seconds, candidate, choice, mix.recompute, weights))
     return sorted(options, key=lambda option: option.seconds)
 
 
-def _bytes_of(found: _Found, candidate: Candidate, place: _Place) -> ShareBytes:
-    key = (candidate, place.is_last, place.num_stages > 1)
-    known = found.bytes.get(key)
-    if known is None:
-        known = found.bytes[key] = share_bytes(
-            found.search.book, [len(group) for group in candidate.groups], candidate.tokens,
-            candidate.heads, found.search.num_tokens, is_last=place.is_last,
-            has_boundary=place.num_stages > 1,
-        )  # fmt: skip
-    return known
+def _table(found: _Found, candidate: Candidate, place: _Place, first_layer: int) -> MixTable:
+    """Sums over the layers from the first of a stage on, of one candidate."""
+    book, cluster = found.search.book, found.search.book.instance.cluster
+    kinds = book.layer_kinds[first_layer:]
+    key = (candidate, place, kinds)
+    table = found.tables.get(key)
+    if table is None:
+        share_key = (candidate, place.is_last, place.num_stages > 1)
+        memory = found.bytes.get(share_key)
+        if memory is None:
+            memory = found.bytes[share_key] = share_bytes(
+                book, [len(group) for group in candidate.groups], candidate.tokens,
+                candidate.heads, found.search.num_tokens, is_last=place.is_last,
+                has_boundary=place.num_stages > 1,
+            )  # fmt: skip
+        cost = book.instance.cost
+        usable = [
+            usable_bytes(cluster.device(name).memory_bytes, place.num_peers, cost)
+            for group in candidate.groups
+            for name in group
+        ]
+        table = found.tables[key] = MixTable(
+            memory, candidate.seconds, kinds, usable, place.chunks_in_flight
+        )
+    return table
 
 
 def _priced(

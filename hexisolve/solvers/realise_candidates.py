@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import permutations
 
 import numpy as np
@@ -18,7 +18,7 @@ from hexisolve.cost.flop import (
 from hexisolve.data.cluster import Cluster
 from hexisolve.plan.price_book import PriceBook
 from hexisolve.solvers.realise_gauge import Floats, Gauge, Ints
-from hexisolve.solvers.realise_shares import ShareSpace
+from hexisolve.solvers.realise_shares import MAX_ALL_SHARES, ShareSpace, num_compositions
 from hexisolve.solvers.realise_structures import MAX_ALL_CUTS, Groups, structures
 
 # Rings that are climbed: the most promising ones at their starting shares.
@@ -28,7 +28,7 @@ CLIMB_WITHIN = 1.25
 MAX_KEPT = 24
 MAX_ALL_ORDERS = 4
 # How far token shares lean from speed towards memory.
-LEANINGS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+LEANINGS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +68,16 @@ class Search:
         """Query heads of a layer; a stage has layers of one number only."""
         return self.book.kind_layers[0].attention.num_q_heads
 
+    @property
+    def is_tiny(self) -> bool:
+        """Whether every ring and all its shares can be priced."""
+        num_ranks = len(self.devices)
+        units = self.num_tokens // self.book.instance.workload.block_tokens
+        num_shares = num_compositions(units, num_ranks) * num_compositions(
+            self.num_heads, num_ranks
+        )
+        return num_ranks <= MAX_ALL_CUTS and num_shares <= MAX_ALL_SHARES
+
     @cached_property
     def kind_weights(self) -> Floats:
         """Share of every layer kind in the model."""
@@ -98,6 +108,12 @@ class Ring:
             self.search.num_heads,
         )  # fmt: skip
 
+    @property
+    def memory_bytes(self) -> list[int]:
+        """Capacity of every rank."""
+        cluster = self.search.book.instance.cluster
+        return [cluster.device(name).memory_bytes for group in self.groups for name in group]
+
     def seconds(self, tokens: Ints, heads: Ints) -> Floats:
         """F + B of one layer, ``[candidate][kind][policy]``."""
         kinds = []
@@ -127,7 +143,8 @@ class Ring:
     def start(self, policy: int) -> tuple[list[float], list[float]]:
         """Real shares by water-filling: every group, and every rank in it, ends together."""
         book, gauge, s = self.search.book, self.gauge, self.search.num_tokens
-        dense = attention = 0.0
+        dense = 0.0
+        attention: Floats = np.zeros(len(gauge.dense))
         for layer, weight in zip(book.kind_layers, self.search.kind_weights, strict=True):
             spec = layer.attention
             widths = (spec.qk_head_dim, spec.v_head_dim)
@@ -139,12 +156,12 @@ class Ring:
                 / gauge.attention_forward
                 + attention_backward_flop(*widths, 1, 1) / gauge.attention_backward
             )  # fmt: skip
-        speed = 1.0 / attention
+        speed: Floats = 1.0 / attention
         per_token = dense / np.add.reduceat(gauge.dense, gauge.starts)
         per_token = per_token + 1.0 / np.add.reduceat(speed, gauge.starts)
         group_tokens = (1.0 / per_token)[gauge.group_of]
         inside = gauge.dense / np.add.reduceat(gauge.dense, gauge.starts)[gauge.group_of]
-        return list(group_tokens * inside), list(speed)
+        return (group_tokens * inside).tolist(), speed.tolist()
 
     def candidates(self, tokens: Ints, heads: Ints) -> list[Candidate]:
         """Rows of shares as candidates."""
@@ -160,8 +177,8 @@ class Ring:
         found: dict[tuple[bytes, bytes], tuple[Ints, Ints]] = {}
         for policy in (2, 1) if len(self.space.classes) > 1 else (2,):
             shares = self.space.best(
-                lambda tokens, heads, p=policy: self.objective(p, tokens, heads),
-                *self.start(policy), MAX_KEPT,
+                partial(self.objective, policy),
+                *self.start(policy), self.memory_bytes, MAX_KEPT,
             )  # fmt: skip
             for tokens, heads in shares:
                 found[tokens.tobytes(), heads.tobytes()] = (tokens, heads)
@@ -174,10 +191,9 @@ class Ring:
 
     def leaning(self, candidate: Candidate) -> list[Candidate]:
         """Shares between those of `candidate` and shares in proportion to memory."""
-        space, cluster = self.space, self.search.book.instance.cluster
+        space, memory = self.space, self.memory_bytes
         if len(space.classes) < 2 or space.is_small:
             return []
-        memory = [cluster.device(name).memory_bytes for group in self.groups for name in group]
         total = sum(memory)
         rows = []
         for lean in LEANINGS:
@@ -202,8 +218,10 @@ def rings(search: Search) -> list[Ring]:
     """Rings over the devices, the most promising first."""
     cluster = search.book.instance.cluster
     keys = device_keys(cluster, search.devices)
-    found = [Ring(search, groups, keys) for groups in structures(cluster, search.devices)]
-    if len(search.devices) <= MAX_ALL_CUTS:
+    is_tiny = search.is_tiny
+    cuts = structures(cluster, search.devices, all_ranks=is_tiny)
+    found = [Ring(search, groups, keys) for groups in cuts]
+    if is_tiny:
         return found
     scored = []
     for idx, ring in enumerate(found):

@@ -57,7 +57,11 @@ class _EdgeTimes:
         table = np.zeros((len(routes), len(edges)))
         table[np.arange(len(routes))[:, None], local.reshape(routes.shape)] = 1.0
         seconds = table / (network.edge_bytes_per_s[edges] * efficiency)
-        self.seconds_per_byte: Floats = np.unique(seconds[:, edges < network.num_edges], axis=1)
+        seconds = seconds[:, edges < network.num_edges]
+        # Edges that carry the same flows at the same rate need not be added up twice.
+        marks = np.sqrt(np.arange(1.0, len(seconds) + 1.0)) @ seconds
+        _, kept = np.unique(marks, return_index=True)
+        self.seconds_per_byte: Floats = seconds[:, kept]
         self.latency_s: Floats = network.pair_latency_s(sources, targets)
 
     def seconds(self, num_bytes: Floats) -> Floats:
@@ -82,11 +86,11 @@ class Gauge:
         self.group_of: Ints = np.repeat(np.arange(len(groups)), sizes)
         network = flow_network(instance.cluster)
         ids = np.array([network.device_index[d.id] for d in devices])
-        members = [range(start, start + size) for start, size in zip(self.starts, sizes, strict=True)]
-        inside = [(r, q) for own in members for r in own for q in own if r != q]
-        around = [
-            (r, q) for idx, own in enumerate(members) for r in members[idx - 1] for q in own
+        members = [
+            range(start, start + size) for start, size in zip(self.starts, sizes, strict=True)
         ]
+        inside = [(r, q) for own in members for r in own for q in own if r != q]
+        around = [(r, q) for idx, own in enumerate(members) for r in members[idx - 1] for q in own]
         efficiency = instance.cost.link_efficiency
         self.inside = Flows(network, efficiency, np.array(inside), ids) if inside else None
         self.around = None
@@ -145,10 +149,10 @@ class Gauge:
             return nothing, nothing, nothing, nothing
         attention, e = spec.attention, self.book.e
         widths = attention.qk_head_dim + attention.v_head_dim
-        asked = (heads * attention.qk_head_dim + kv_heads * widths) * float(e) * (heads > 0)
-        sent = tokens[:, flows.source]
-        before = sent * asked[:, flows.target]
-        after = sent * heads[:, flows.target] * float(attention.v_head_dim * e)
+        asked = (heads * attention.qk_head_dim + kv_heads * widths) * e * (heads > 0)
+        sent: Floats = tokens[:, flows.source].astype(np.float64)
+        before: Floats = sent * asked[:, flows.target]
+        after: Floats = sent * heads[:, flows.target] * float(attention.v_head_dim * e)
         return (
             flows.there.seconds(before), flows.back.seconds(after),
             flows.back.seconds(before), flows.there.seconds(after),
@@ -167,16 +171,17 @@ class Gauge:
         shared = np.minimum(stop[:, flows.source], high[:, flows.target])
         shared = shared - np.maximum(first[:, flows.source], low[:, flows.target])
         total = (high - low)[:, flows.target]
-        width = total * float(attention.qk_head_dim + attention.v_head_dim)
+        width = total * (attention.qk_head_dim + attention.v_head_dim)
         if attention.kv_latent_dim is not None:
             width = np.minimum(width, attention.kv_latent_dim)
-        carried = np.maximum(shared, 0) * width / np.maximum(total, 1)
-        away = (self.num_tokens - group_tokens).astype(np.float64)
+        carried: Floats = np.maximum(shared, 0) * width / np.maximum(total, 1)
+        away: Floats = (self.num_tokens - group_tokens).astype(np.float64)
         visiting = away[:, self.group_of[flows.target]]
         before = away[:, self.group_of[flows.source]]
         e_acc = self.book.instance.cost.accumulator_bytes
-        forward = flows.there.seconds(visiting * carried * e)
-        return forward, flows.there.seconds((visiting * e + before * e_acc) * carried)
+        forward: Floats = visiting * carried * float(e)
+        backward: Floats = (visiting * float(e) + before * float(e_acc)) * carried
+        return flows.there.seconds(forward), flows.there.seconds(backward)
 
     def _owned(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
         """The KV heads a rank sends: those that no earlier rank of its group holds."""

@@ -11,7 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from hexisolve.cost.exchange import kv_head_range
 from hexisolve.cost.memory import (
     RankShare,
     backward_transient_bytes,
@@ -25,7 +27,9 @@ from hexisolve.cost.memory import (
 from hexisolve.plan.plan import Policy
 from hexisolve.plan.price_book import PriceBook
 from hexisolve.plan.stage_price import Block
-from hexisolve.solvers.realise_gauge import Floats
+from hexisolve.solvers.realise_gauge import Floats, Ints
+
+Flags = npt.NDArray[np.bool_]
 
 POLICIES: tuple[Policy, ...] = ("full", "layer", "none")
 
@@ -48,11 +52,14 @@ class ShareBytes(NamedTuple):
         ``[policy][rank]``, the largest layer kind.
     fixed
         ``[rank]``: exchange, ring and boundary buffers, logits.
+    like
+        ``[rank]``: equal numbers for ranks that are equal in all of the above.
     """
 
     kept: Floats
     transient: Floats
     fixed: Floats
+    like: Sequence[int]
 
 
 class Mix(NamedTuple):
@@ -74,15 +81,21 @@ def share_bytes(
     has_boundary: bool,
 ) -> ShareBytes:
     """Bytes of every rank of a ring with these shares; `sizes` are those of its groups."""
+    specs = [layer.attention for layer in book.kind_layers]
     ranks = []
+    numbers: dict[tuple[int, int], int] = {}
     first = 0
     for size in sizes:
         group_tokens = sum(tokens[first : first + size])
         stop = 0
         for idx in range(first, first + size):
+            own = (stop, stop + heads[idx])
             stop += heads[idx]
-            own = (tokens[idx], group_tokens, stop - heads[idx], stop)
-            ranks.append(_rank_bytes(book, own, size > 1, len(sizes) > 1, num_tokens))
+            ranges = [kv_head_range(own, a.num_q_heads, a.num_kv_heads) for a in specs]
+            shares = tuple(
+                RankShare(tokens[idx], group_tokens, heads[idx], high - low) for low, high in ranges
+            )
+            ranks.append(_rank_bytes(book, shares, size > 1, len(sizes) > 1, num_tokens))
         first += size
     model, cost = book.instance.model, book.instance.cost
     fixed = []
@@ -97,34 +110,37 @@ def share_bytes(
         np.array([kept for kept, _, _ in ranks]).transpose(1, 2, 0),
         np.array([transient for _, transient, _ in ranks]).T,
         np.array(fixed),
+        [
+            numbers.setdefault((id(own), count), len(numbers))
+            for own, count in zip(ranks, tokens, strict=True)
+        ],
     )
 
 
 def _rank_bytes(
-    book: PriceBook, own: tuple[int, int, int, int], in_group: bool, in_ring: bool, num_tokens: int
+    book: PriceBook,
+    shares: tuple[RankShare, ...],
+    in_group: bool,
+    in_ring: bool,
+    num_tokens: int,
 ) -> tuple[list[list[float]], list[float], int]:
     """(kept of each kind and policy, transient of each policy, buffers) of one rank."""
-    key = ("realise bytes", own, in_group, in_ring, num_tokens)
+    key = ("realise bytes", shares, in_group, in_ring, num_tokens)
     known: tuple[list[list[float]], list[float], int] | None = book.entries.get(key)
     if known is not None:
         return known
-    tokens, group_tokens, first, stop = own
     hidden, e, e_acc = book.instance.model.hidden_size, book.e, book.instance.cost.accumulator_bytes
     kept, transient = [], [0.0] * len(POLICIES)
     exchange = around = 0
-    for layer in book.kind_layers:
-        attention = layer.attention
-        per_kv = max(attention.num_q_heads // max(attention.num_kv_heads, 1), 1)
-        kv_heads = (stop - 1) // per_kv + 1 - first // per_kv if stop > first else 0
-        share = RankShare(tokens, group_tokens, stop - first, kv_heads)
-        kept.append([float(kept_bytes(p, share, layer, hidden, e)) for p in POLICIES])
+    for layer, own in zip(book.kind_layers, shares, strict=True):
+        kept.append([float(kept_bytes(p, own, layer, hidden, e)) for p in POLICIES])
         for idx, policy in enumerate(POLICIES):
-            again = backward_transient_bytes(policy, share, layer, hidden, e, e_acc)
+            again = backward_transient_bytes(policy, own, layer, hidden, e, e_acc)
             transient[idx] = max(transient[idx], float(again))
         if in_group:
-            exchange = max(exchange, exchange_buffer_bytes(share, layer, e))
+            exchange = max(exchange, exchange_buffer_bytes(own, layer, e))
         if in_ring:
-            around = max(around, ring_buffer_bytes(num_tokens, share, layer, e, e_acc))
+            around = max(around, ring_buffer_bytes(num_tokens, own, layer, e, e_acc))
     known = book.entries[key] = (kept, transient, exchange + around)
     return known
 
@@ -149,78 +165,114 @@ def state_bytes(book: PriceBook, parameters: int, choice: ZeroChoice) -> tuple[f
     return own, whole - own
 
 
-def best_mix(
-    memory: ShareBytes,
-    kinds: Sequence[int],
-    seconds: Floats,
-    free: Floats,
-    shared: float,
-    chunks_in_flight: int,
-) -> Mix | None:
-    """The fastest numbers of `full`, `layer` and `none` layers that fit, None when none do.
+class MixTable:
+    """Prefix sums over the layers that follow a first one; like ranks share a column.
 
-    A stage of l layers takes `full` on its first f, `none` on its last n, `layer` between. For
-    every f the largest n is found by bisection, all f at once: kept bytes grow with n.
+    A stage of l layers takes `full` on its first f, `none` on its last n, `layer` between.
 
     Parameters
     ----------
-    kinds
-        Layer kind of every layer of the stage.
+    memory
+        Bytes of the shares.
     seconds
         ``[kind][policy]``: F + B of one layer.
-    free
-        Usable bytes of every rank, less states that are not shared out and less gathered weights.
-    shared
-        Bytes of states that the ranks share out as their memory allows.
+    kinds
+        Layer kinds, in order, as many as the largest stage has.
+    usable
+        Bytes that every rank may use.
+    chunks_in_flight
+        Chunks whose activations are kept at the peak.
     """
-    num_layers = len(kinds)
-    rows = np.array(kinds)
-    budget = free - memory.fixed
-    # Prefix sums over layers: kept[policy] is (layers + 1, ranks), taken[policy] (layers + 1).
-    kept = [np.vstack([0 * budget, np.cumsum(memory.kept[rows, p], axis=0)]) for p in range(3)]
-    taken = [np.concatenate([[0.0], np.cumsum(seconds[rows, p])]) for p in range(3)]
 
-    def slack(full: np.ndarray, none: np.ndarray) -> Floats:  # type: ignore[type-arg]
-        last = num_layers - none
-        held = kept[0][full] + kept[1][last] - kept[1][full] + kept[2][-1] - kept[2][last]
-        has = [full > 0, last > full, none > 0]
-        working = np.zeros_like(held)
-        for p in range(3):
-            working = np.maximum(working, has[p][:, None] * memory.transient[p])
-        left: Floats = budget - chunks_in_flight * held - working
+    def __init__(
+        self,
+        memory: ShareBytes,
+        seconds: Floats,
+        kinds: Sequence[int],
+        usable: Sequence[int],
+        chunks_in_flight: int,
+    ) -> None:
+        columns: dict[tuple[int, int], int] = {}
+        rows = list(zip(memory.like, usable, strict=True))
+        self.column_of = np.array([columns.setdefault(row, len(columns)) for row in rows])
+        first = [rows.index(row) for row in columns]
+        self.times = np.bincount(self.column_of).astype(np.float64)
+        self.budget: Floats = np.array(usable, dtype=np.float64)[first] - memory.fixed[first]
+        layers = np.array(kinds)
+        kept = chunks_in_flight * memory.kept[:, :, first]
+        # [policy][layers counted][column], [policy][layers counted]
+        self.kept: Floats = np.zeros((3, len(layers) + 1, len(first)))
+        self.kept[:, 1:] = np.cumsum(kept[layers], axis=0).transpose(1, 0, 2)
+        self.taken: Floats = np.zeros((3, len(layers) + 1))
+        self.taken[:, 1:] = np.cumsum(seconds[layers], axis=0).T
+        self.transient: Floats = memory.transient[:, first]
+
+    def slack(self, num_layers: int, full: Ints, none: Ints) -> Floats:
+        """Bytes left for model states and gathered weights, ``[candidate][column]``."""
+        kept, last = self.kept, num_layers - none
+        held = kept[0][full] + kept[1][last] - kept[1][full] + kept[2][num_layers] - kept[2][last]
+        working = (none > 0)[:, None] * self.transient[2]
+        working = np.maximum(working, (last > full)[:, None] * self.transient[1])
+        working = np.maximum(working, (full > 0)[:, None] * self.transient[0])
+        left: Floats = self.budget - held - working
         return left
 
-    def fits(left: Floats) -> np.ndarray:  # type: ignore[type-arg]
-        ok: np.ndarray = (left >= 0.0).all(axis=1) & (left.sum(axis=1) >= shared)  # type: ignore[type-arg]
-        return ok
+    def seconds(self, num_layers: int, full: Ints, none: Ints) -> Floats:
+        """F + B of the layers."""
+        taken, last = self.taken, num_layers - none
+        total: Floats = (
+            taken[0][full] + taken[1][last] - taken[1][full] + taken[2][num_layers] - taken[2][last]
+        )
+        return total
 
-    def mix(full: int, none: int, left: Floats) -> Mix:
-        last = num_layers - none
-        total = taken[0][full] + taken[1][last] - taken[1][full] + taken[2][-1] - taken[2][last]
-        counts: dict[Policy, int] = {"full": full, "layer": last - full, "none": none}
-        return Mix({p: count for p, count in counts.items() if count}, float(total), left)
+    def best(self, num_layers: int, own: float, shared: float) -> Mix | None:
+        """The fastest numbers of `full`, `layer` and `none` layers that fit, None when none do.
 
-    lightest = slack(np.array([0]), np.array([num_layers]))
-    if fits(lightest)[0]:
-        return mix(0, num_layers, lightest[0])
-    full = np.arange(num_layers + 1)
-    low = np.full(num_layers + 1, -1)
-    high = num_layers - full  # n = l - f leaves no `layer`: looked at on its own
-    with_layer = high > 0
-    while (with_layer & (high - low > 1)).any():
-        middle = np.where(with_layer, np.maximum((low + high) // 2, 0), 0)
-        ok = fits(slack(full, middle)) & with_layer & (high - low > 1)
-        moved = with_layer & (high - low > 1)
-        low, high = np.where(ok, middle, low), np.where(moved & ~ok, middle, high)
-    without = fits(slack(full, num_layers - full))
-    pairs = [(int(f), int(low[f])) for f in full if with_layer[f] and low[f] >= 0]
-    pairs += [(int(f), num_layers - int(f)) for f in full if without[f]]
-    if not pairs:
-        return None
-    found = [mix(f, n, lightest[0]) for f, n in pairs]
-    best = min(range(len(found)), key=lambda idx: found[idx].seconds)
-    f, n = pairs[best]
-    return found[best]._replace(slack=slack(np.array([f]), np.array([n]))[0])
+        For every f the largest n is found by bisection, all f at once: kept bytes grow with n.
+
+        Parameters
+        ----------
+        own
+            Bytes of states and gathered weights on every rank.
+        shared
+            Bytes of states that the ranks share out as their memory allows.
+        """
+
+        def fits(full: Ints, none: Ints) -> Flags:
+            left = self.slack(num_layers, full, none) - own
+            has_room: Flags = (left.min(axis=1) >= 0.0) & (left @ self.times >= shared)
+            return has_room
+
+        # One policy for all: `none`, `layer`, `full`. Every mix needs more than one of these.
+        pure = fits(np.array([0, 0, num_layers]), np.array([num_layers, 0, 0]))
+        if pure[0]:
+            return self._mix(num_layers, 0, num_layers, own)
+        if not pure.any():
+            return None
+        full = np.arange(num_layers + 1)
+        # n = l - f leaves no `layer`, whose transient is then not there: looked at on its own.
+        without = fits(full, num_layers - full)
+        low, high = np.full(num_layers + 1, -1), num_layers - full
+        while (is_open := high - low > 1).any():
+            middle = (low + high) // 2
+            ok = fits(full, np.maximum(middle, 0))
+            low = np.where(is_open & ok, middle, low)
+            high = np.where(is_open & ~ok, middle, high)
+        fewest = np.concatenate([full[low >= 0], full[without]])
+        most = np.concatenate([low[low >= 0], (num_layers - full)[without]])
+        if not len(fewest):
+            return None
+        best = int(np.argmin(self.seconds(num_layers, fewest, most)))
+        return self._mix(num_layers, int(fewest[best]), int(most[best]), own)
+
+    def _mix(self, num_layers: int, full: int, none: int, own: float) -> Mix:
+        counts: dict[Policy, int] = {
+            "full": full, "layer": num_layers - full - none, "none": none
+        }  # fmt: skip
+        rows = (np.array([full]), np.array([none]))
+        slack: Floats = (self.slack(num_layers, *rows)[0] - own)[self.column_of]
+        used = {policy: count for policy, count in counts.items() if count}
+        return Mix(used, float(self.seconds(num_layers, *rows)[0]), slack)
 
 
 def state_weights(slack: Floats, shared: float) -> tuple[int, ...]:
@@ -236,5 +288,3 @@ def state_weights(slack: Floats, shared: float) -> tuple[int, ...]:
         rest -= float(room)
     # Units of 2^-40 of the whole: coarse enough for whole numbers, finer than a byte.
     return tuple(int(min(float(room), level) / shared * 2.0**40) for room in slack)
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from math import comb, prod
 from typing import NamedTuple
 
@@ -62,9 +62,10 @@ class ShareSpace:
         self.num_groups = len(groups)
         self.num_units, self.left_over = divmod(num_tokens, block_tokens)
         self.block_tokens, self.num_heads = block_tokens, num_heads
-        self.is_small = self._num_shares(groups) <= MAX_ALL_SHARES
+        heads = prod(comb(num_heads + len(group) - 1, len(group) - 1) for group in groups)
+        self.is_small = heads * num_compositions(self.num_units, self.num_ranks) <= MAX_ALL_SHARES
         if self.is_small:
-            keys = [[device for device in group] for group in groups]
+            keys = [list(group) for group in groups]
         kinds: dict[tuple[object, ...], list[int]] = {}
         for idx, group_keys in enumerate(keys):
             kinds.setdefault(tuple(sorted(group_keys, key=repr)), []).append(idx)
@@ -77,10 +78,6 @@ class ShareSpace:
                 ]
                 self.classes.append(ClassMembers(np.array(ranks), kind))
         self.num_kinds = len(kinds)
-
-    def _num_shares(self, groups: Groups) -> int:
-        heads = prod(comb(self.num_heads + len(g) - 1, len(g) - 1) for g in groups)
-        return heads * comb(self.num_units + self.num_ranks - 1, self.num_ranks - 1)
 
     def expand(self, units: Ints, heads: Ints) -> tuple[Ints, Ints]:
         """(tokens, heads) of every rank from totals of every class; one row for each candidate."""
@@ -98,10 +95,10 @@ class ShareSpace:
 
     def rounded(self, tokens: Sequence[float], heads: Sequence[float]) -> tuple[Ints, Ints]:
         """Totals of classes nearest to real shares of ranks, as one candidate."""
-        weights = [sum(tokens[r] for r in c.ranks.flat) for c in self.classes]
+        weights = [sum(tokens[r] for r in c.ranks.ravel().tolist()) for c in self.classes]
         scale = _FINE / sum(weights)
         units = split_tokens(self.num_units, [round(w * scale) for w in weights])
-        own = [sum(heads[r] for r in c.ranks[0]) for c in self.classes]
+        own = [sum(heads[r] for r in c.ranks[0].tolist()) for c in self.classes]
         whole = [0] * len(own)
         for kind in range(self.num_kinds):
             members = [idx for idx, c in enumerate(self.classes) if c.kind == kind]
@@ -154,7 +151,12 @@ class ShareSpace:
         return np.array(unit_rows), np.array(head_rows)
 
     def best(
-        self, objective: Objective, tokens: Sequence[float], heads: Sequence[float], keep: int
+        self,
+        objective: Objective,
+        tokens: Sequence[float],
+        heads: Sequence[float],
+        memory: Sequence[int],
+        keep: int,
     ) -> list[tuple[Ints, Ints]]:
         """Shares of least seconds, best first: all of a small space, else by hill climbing.
 
@@ -164,14 +166,20 @@ class ShareSpace:
             Seconds of candidates; infinite where one is not allowed.
         tokens, heads
             Real shares to start from, rank by rank.
+        memory
+            Capacity of every rank.
         keep
-            How many candidates of a small space to give back.
+            How many candidates of a small space to give back: the fastest, and as many of those
+            that fill no rank's memory much more than another's.
         """
         if self.is_small:
             rows = self.expand(*self.all_shares())
             seconds = objective(*rows)
-            order = [i for i in np.argsort(seconds, kind="stable") if np.isfinite(seconds[i])]
-            return [(rows[0][i], rows[1][i]) for i in order[:keep]]
+            pressure = (rows[0] / np.array(memory)).max(axis=1)
+            fastest = np.argsort(seconds, kind="stable")[:keep]
+            lightest = np.lexsort((seconds, pressure))[:keep]
+            order = [i for i in dict.fromkeys([*fastest, *lightest]) if np.isfinite(seconds[i])]
+            return [(rows[0][i], rows[1][i]) for i in order]
         units, counts = self.rounded(tokens, heads)
         best_s = float(objective(*self.expand(units, counts))[0])
         for _ in range(MAX_CLIMBS if len(self.classes) > 1 else 0):
@@ -188,6 +196,15 @@ class ShareSpace:
         return [(found[0][0], found[1][0])]
 
 
+def num_compositions(total: int, num_parts: int) -> int:
+    """How many `compositions` there are.
+
+    >>> num_compositions(4, 3)
+    15
+    """
+    return comb(total + num_parts - 1, num_parts - 1)
+
+
 def compositions(total: int, num_parts: int) -> Iterator[tuple[int, ...]]:
     """Every way to write `total` as an ordered sum of `num_parts` counts >= 0.
 
@@ -196,7 +213,7 @@ def compositions(total: int, num_parts: int) -> Iterator[tuple[int, ...]]:
     """
     for bars in combinations(range(total + num_parts - 1), num_parts - 1):
         edges = (-1, *bars, total + num_parts - 1)
-        yield tuple(b - a - 1 for a, b in zip(edges, edges[1:], strict=False))
+        yield tuple(b - a - 1 for a, b in pairwise(edges))
 
 
 def _spread(totals: Ints, num_parts: int) -> Ints:

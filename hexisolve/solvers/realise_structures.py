@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import permutations, product
 
 from hexisolve.data.cluster import Cluster
 
@@ -16,15 +16,25 @@ MAX_ALL_CUTS = 4
 MAX_HOST_PARTITIONS = 4
 
 
-def structures(cluster: Cluster, devices: Sequence[str]) -> tuple[Groups, ...]:
+def structures(
+    cluster: Cluster, devices: Sequence[str], *, all_ranks: bool = False
+) -> tuple[Groups, ...]:
     """Candidate rings of head groups over all `devices`, in ring order.
 
     Small sets are cut in every way. Larger ones: single ranks; hosts, PCIe switches and runs of
     2, 4, 8, ... inside hosts; hosts merged into groups, whole or by position (one device of each
     host). Groups follow the order of the hosts, so the ring crosses every host's port once.
+
+    Parameters
+    ----------
+    all_ranks
+        For small sets: every order of the ranks inside the groups, too.
     """
     if len(devices) <= MAX_ALL_CUTS:
-        return tuple(order for parts in partitions(tuple(devices)) for order in orders(parts))
+        rings = [order for parts in partitions(tuple(devices)) for order in orders(parts)]
+        if all_ranks:
+            rings = [ring for groups in rings for ring in product(*map(permutations, groups))]
+        return tuple(rings)
     hosts: dict[str, list[str]] = {}
     for device in devices:
         hosts.setdefault(cluster.device(device).host, []).append(device)
@@ -95,9 +105,7 @@ def _runs(box: Group, size: int) -> Iterator[Group]:
 
 def _switches(cluster: Cluster, box: Group) -> list[Group]:
     """Devices of a box that are nearest to each other: one PCIe switch, one bridge."""
-    hops = {
-        (a, b): len(cluster.route(a, b).edges) for i, a in enumerate(box) for b in box[i + 1 :]
-    }
+    hops = {(a, b): len(cluster.route(a, b).edges) for i, a in enumerate(box) for b in box[i + 1 :]}
     nearest = min(hops.values(), default=0)
     parts: list[list[str]] = []
     for device in box:
