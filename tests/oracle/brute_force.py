@@ -264,6 +264,7 @@ def brute_force(instance: Instance, *, mixed: bool = True) -> BruteForce:
     * With 1F1B every operation of stage p lies between the first forward and the last backward of
       the stages before it, so the pipeline takes at least
       ``sum_{q<p} (F_q,first + B_q,last) + sum_k (F_p,k + B_p,k)``.
+    * Layers add up within a stage (`_Search._seconds`).
     * What follows the pipeline depends on layers, devices and ZeRO modes, not on tokens, heads or
       recompute; `step_end` says it once for all of these.
     * Whether a stage fits depends on the stage, its place and the number of ranks beside it.
@@ -292,6 +293,7 @@ class _Search:
         self.instance = instance
         self.mixed = mixed
         self.chunks = whole_chunks(instance)
+        self.by_length = {chunk.num_tokens: chunk for chunk in self.chunks}
         self.options: dict[object, list[StageOption]] = {}
         self.priced: dict[object, list[tuple[StageOption, Zero, float, float]]] = {}
         self.fitting: dict[object, bool] = {}
@@ -330,21 +332,54 @@ class _Search:
             # Prices ask only whether a stage is the first or the last.
             stage_idx = 0 if is_first else 1
             num_stages = stage_idx + (1 if is_last else 2)
+            pure: dict[object, tuple[float, float]] = {}
             found = []
             for option in self._options(devices, layers):
-                prices = [
-                    price_stage(
-                        self.instance, option.stage, stage_idx, num_stages, chunk,
-                        dict(option.policies),
-                    )
-                    for chunk in self.chunks
-                ]  # fmt: skip
-                busy_s = sum(price.forward_s + price.backward_s for price in prices)
-                around_s = prices[0].forward_s + prices[-1].backward_s
                 zero = (option.stage.zero, option.stage.zero3_gradients)
-                found.append((option, zero, busy_s, around_s))
+                seconds = self._seconds(option, stage_idx, num_stages, pure)
+                found.append((option, zero, *seconds))
             self.priced[key] = found
         return found
+
+    def _seconds(
+        self,
+        option: StageOption,
+        stage_idx: int,
+        num_stages: int,
+        pure: dict[object, tuple[float, float]],
+    ) -> tuple[float, float]:
+        """(seconds of all operations, first forward + last backward) of a stage.
+
+        Equal layers add up outside ZeRO-3, so several policies take the mean of what each of them
+        takes alone; ZeRO-0 and 1 take the same. `pure` remembers those of one policy.
+        """
+        stage = option.stage
+        if stage.zero == 3 or len(set(self.instance.model.layers[slice(*stage.layers)])) > 1:
+            return self._exact_seconds(option, stage_idx, num_stages)
+        busy_s = around_s = 0.0
+        for policy, count in option.policies:
+            known = pure.get((stage.ring, policy))
+            if known is None:
+                alone = StageOption(stage, ((policy, stage.num_layers),))
+                known = self._exact_seconds(alone, stage_idx, num_stages)
+                pure[stage.ring, policy] = known
+            busy_s += count / stage.num_layers * known[0]
+            around_s += count / stage.num_layers * known[1]
+        return busy_s, around_s
+
+    def _exact_seconds(
+        self, option: StageOption, stage_idx: int, num_stages: int
+    ) -> tuple[float, float]:
+        policies = dict(option.policies)
+        by_length = {
+            num_tokens: price_stage(
+                self.instance, option.stage, stage_idx, num_stages, chunk, policies
+            )
+            for num_tokens, chunk in self.by_length.items()
+        }
+        prices = [by_length[chunk.num_tokens] for chunk in self.chunks]
+        busy_s = sum(price.forward_s + price.backward_s for price in prices)
+        return busy_s, prices[0].forward_s + prices[-1].backward_s
 
     def _options(self, devices: tuple[str, ...], layers: tuple[int, int]) -> list[StageOption]:
         key = (devices, layers)

@@ -32,10 +32,10 @@ CHARGED = CostConstants(
 # Memory of a device as a multiple of what one device alone needs for everything.
 SCARCE = (0.15, 0.25, 0.35, 0.5, 0.7, 0.9, 1.1, 1.5)
 AMPLE = 100.0
-DEVICES = (1, 2, 2, 2, 3, 3, 3, 3, 4)
+DEVICES = (1, 2, 2, 2, 2, 3, 3, 3, 4)
 SPEEDS = (1.0, 1.5, 2.0, 3.0, 6.0)
 EFFICIENCIES = (0.3, 0.5, 0.8)
-BANDS = ("0.1 GB/s", "0.3 GB/s", "1 GB/s", "5 GB/s", "100 GB/s")
+BANDS = ("0.1 GB/s", "0.5 GB/s", "2 GB/s", "10 GB/s", "100 GB/s")
 LATENCIES = ("0 s", "2 us", "50 us")
 
 
@@ -53,21 +53,25 @@ def all_sizes(most_plans: int) -> dict[int, list[Sizes]]:
 
 
 @st.composite
-def tiny_instances(draw: st.DrawFn, most_plans: int = 3_000) -> Instance:
+def tiny_instances(
+    draw: st.DrawFn, most_plans: int = 3_000, devices: tuple[int, ...] = DEVICES
+) -> Instance:
     """An instance whose plan space has at most `most_plans` plans.
 
     Unlike speeds, memories (ample, tight, too small) and links; 1-3 hosts; with and without
     overheads. All parts of the price are of one order, so that none rules alone. One number is
     drawn and seeds the rest: Hypothesis would repeat choices, and few instances should differ much.
     """
-    return random_instance(Random(draw(st.integers(0, 2**32 - 1), label="seed")), most_plans)
+    rng = Random(draw(st.integers(0, 2**32 - 1), label="seed"))
+    return random_instance(rng, most_plans, devices)
 
 
-def random_instance(rng: Random, most_plans: int = 3_000) -> Instance:
-    """One draw of `tiny_instances`."""
-    table = all_sizes(most_plans)
-    sizes = rng.choice(table[rng.choice([count for count in DEVICES if count in table])])
-    block = rng.choice([1, 3, 64, 256, 1024])
+def random_instance(
+    rng: Random, most_plans: int = 3_000, devices: tuple[int, ...] = DEVICES
+) -> Instance:
+    """One draw of `tiny_instances`; the number of devices is one of `devices`."""
+    sizes = _random_sizes(rng, most_plans, devices)
+    block = rng.choice([1, 64, 256, 1024, 1024])
     workload = Workload(
         context_tokens=sizes.num_blocks * block,
         batch_sequences=rng.randint(1, 3),
@@ -86,6 +90,15 @@ def random_instance(rng: Random, most_plans: int = 3_000) -> Instance:
     need = _needed_bytes(roomy)
     memory = [int((need * factor) / cost.usable_fraction) + 60_000 for factor in factors]
     return replace(roomy, cluster=_cluster(document, memory))
+
+
+def _random_sizes(rng: Random, most_plans: int, devices: tuple[int, ...]) -> Sizes:
+    """Sizes of small and large spaces: a limit is drawn first, then sizes below it."""
+    table = all_sizes(most_plans)
+    choices = table[rng.choice([count for count in devices if count in table])]
+    fewest = min(sizes.num_plans for sizes in choices)
+    most = most_plans * rng.random()
+    return rng.choice([sizes for sizes in choices if sizes.num_plans <= max(most, fewest)])
 
 
 def _model(rng: Random, sizes: Sizes) -> ModelSpec:
