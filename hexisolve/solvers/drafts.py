@@ -6,7 +6,7 @@ and the same recompute counts for every chunk (docs/plan-space.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hexisolve.data.instance import Instance
@@ -93,9 +93,7 @@ def make_plan(
         schedule=one_f_one_b(len(stages), len(chunks)),
         recompute=tuple((counts,) * len(chunks) for counts in recompute),
     )
-    return Plan(
-        Layout((Replica(stages),)), BatchPlan((ReplicaBatch((pipeline,)),))
-    )
+    return Plan(Layout((Replica(stages),)), BatchPlan((ReplicaBatch((pipeline,)),)))
 
 
 def to_stages(draft: Draft) -> tuple[Stage, ...]:
@@ -104,7 +102,10 @@ def to_stages(draft: Draft) -> tuple[Stage, ...]:
     for part in draft:
         stages.append(
             Stage(
-                (first, first + part.num_layers), part.ring, "kv", part.mode.zero,
+                (first, first + part.num_layers),
+                part.ring,
+                "kv",
+                part.mode.zero,
                 part.mode.gradients,
             )  # fmt: skip
         )
@@ -122,12 +123,21 @@ def fit_memory(instance: Instance, draft: Draft) -> Draft | None:
 
     None when some stage does not fit whatever it recomputes.
     """
+    return fit_stages(instance, draft, range(len(draft)))
+
+
+def fit_stages(instance: Instance, draft: Draft, changed: Sequence[int]) -> Draft | None:
+    """`fit_memory` for some stages; the others must still fit beside them."""
     fitted = list(draft)
-    for idx, stage in enumerate(draft):
+    for idx in changed:
         least = _least_steps(instance, fitted, idx)
         if least is None:
             return None
-        fitted[idx] = replace(stage, steps=least)
+        fitted[idx] = replace(fitted[idx], steps=least)
+    others = {k for idx in changed for k in (idx - 1, idx + 1)} - set(changed)
+    for idx in sorted(others & set(range(len(draft)))):
+        if not stage_fits(instance, tuple(fitted), idx):
+            return None
     return tuple(fitted)
 
 

@@ -71,9 +71,9 @@ class _Paths:
         self.num_layers = table.num_layers
         self.states = usage_states(table.available)
         strides = state_strides(table.available)
-        fits = (
-            self.states[:, None, :] + table.units[None, :, :] <= np.array(table.available)
-        ).all(axis=2)
+        fits = (self.states[:, None, :] + table.units[None, :, :] <= np.array(table.available)).all(
+            axis=2
+        )
         sources, columns = np.nonzero(fits)
         targets = sources + (table.units @ strides)[columns]
         order = np.argsort(targets, kind="stable")
@@ -125,63 +125,63 @@ class _Paths:
 
     def _step(
         self, front: _Front, sources: IntArray, columns: IntArray, seconds: FloatArray, j: int,
-        layers: int, step_s: float,
+        layers: int, step_s: float, span: slice,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """X and D after stages of `layers` layers are placed before labels, entries left out.
 
-        Arrays are ``[pair, layers after, bucket]``.
+        Arrays are ``[pair, layers after (of the span), bucket]``.
         """
         table, n = self.table, self.table.num_chunks
-        width = self.num_layers + 1 - layers
-        behind = front.behind[sources, :width]
-        room = front.room[sources, :width]
+        behind = front.behind[sources, span]
+        room = front.room[sources, span]
         own = seconds[:, :, None]
-        total = table.total_s[j, columns, :width, layers][:, :, None]
-        finish = table.finish_s[columns, :width, layers][:, :, None]
-        limit = step_s - finish
-        with np.errstate(invalid="ignore"):
-            room = np.minimum(room - own, limit - total)
-            if j == 0:
-                pass  # the whole of stage 0 and what comes before it: F1
-            elif loops := table.loops(j):
-                for k in loops:
-                    room = np.minimum(room, limit - (1 + k) * behind - (n - k * j) * own)
-            else:
-                room = np.minimum(room, limit - behind - own)
-            behind = behind + own
-        room[~(np.isfinite(behind) & (room >= 0))] = -np.inf
-        return behind, room
+        limit = step_s - table.finish_s[columns, span, layers][:, :, None]
+        room = np.minimum(room - own, limit - table.total_s[j, columns, span, layers][:, :, None])
+        loops = table.loops(j)
+        for k in loops:
+            room = np.minimum(room, limit - (1 + k) * behind - (n - k * j) * own)
+        if j and not loops:
+            room = np.minimum(room, limit - behind - own)
+        room[~(room >= 0)] = -np.inf
+        return behind + own, room
 
     def _extend(
         self, front: _Front, allowed: FloatArray, j: int, step_s: float
     ) -> tuple[_Front, bool]:
         """Place one more stage; also whether it can be the first stage of a whole pipeline."""
         table, num_layers = self.table, self.num_layers
-        num_buckets = front.room.shape[2]
         following = _Front(np.full_like(front.behind, np.inf), np.full_like(front.room, -np.inf))
         is_whole = False
-        alive = (front.room >= 0).any(axis=(1, 2))
+        has_label = (front.room >= 0).any(axis=2)
+        covered = np.flatnonzero(has_label.any(axis=0))
+        if not len(covered):
+            return following, False
         possible = np.isfinite(allowed).any(axis=(1, 2))
-        use = alive[self.sources] & possible[self.columns]
+        use = has_label.any(axis=1)[self.sources] & possible[self.columns]
         sources, columns, targets = self.sources[use], self.columns[use], self.targets[use]
-        for layers in range(1, num_layers + 1):
-            by_column = allowed[:, : num_layers + 1 - layers, layers]
+        for layers in range(1, num_layers + 1 - int(covered[0])):
+            span = slice(int(covered[0]), min(int(covered[-1]) + 1, num_layers + 1 - layers))
+            by_column = allowed[:, span, layers]
             usable = np.isfinite(by_column).any(axis=1)[columns]
             if not usable.any():
                 continue
             own_columns, own_targets = columns[usable], targets[usable]
             behind, room = self._step(
-                front, sources[usable], own_columns, by_column[own_columns], j, layers, step_s
+                front, sources[usable], own_columns, by_column[own_columns], j, layers, step_s, span
             )
-            is_whole = is_whole or bool((room[:, -1] >= 0).any())
-            if room.shape[1] == 1:
+            if span.stop == num_layers + 1 - layers:
+                is_whole = is_whole or bool((room[:, -1] >= 0).any())
+                behind, room = behind[:, :-1], room[:, :-1]
+            if not room.shape[1]:
                 continue
             entry = table.entry_s[own_columns][:, None, None]
-            behind, room = behind[:, :-1] + entry, room[:, :-1] - entry
-            rest = self.rest[own_targets, layers:num_layers][:, :, None]
-            room[room < rest] = -np.inf
-            behind[room < 0] = np.inf
-            _collect(following, own_targets, layers, num_layers, behind, room, step_s, num_buckets)
+            behind, room = behind + entry, room - entry
+            place = span.start + layers
+            rest = self.rest[own_targets, place : place + room.shape[1]][:, :, None]
+            lost = room < rest
+            room[lost] = -np.inf
+            behind[lost] = np.inf
+            _collect(following, own_targets, place, behind, room, step_s)
         return following, is_whole
 
     def _trace(self, fronts: list[_Front], last: int, step_s: float) -> Configuration:
@@ -191,23 +191,24 @@ class _Paths:
         state, covered, bucket = -1, num_layers, -1
         num_buckets = fronts[0].room.shape[2]
         for j in range(last, -1, -1):
-            pairs = np.arange(len(self.sources)) if state < 0 else np.flatnonzero(
-                self.targets == state
+            pairs = (
+                np.arange(len(self.sources)) if state < 0 else np.flatnonzero(self.targets == state)
             )
             sources, columns = self.sources[pairs], self.columns[pairs]
             allowed = self._allowed(j, step_s)
             best, found = -np.inf, None
             for layers in range(1, covered + 1):
                 after = covered - layers
-                seconds = allowed[columns, : num_layers + 1 - layers, layers]
-                behind, room = self._step(fronts[j], sources, columns, seconds, j, layers, step_s)
-                behind, room = behind[:, after], room[:, after]
+                span = slice(after, after + 1)
+                seconds = allowed[columns, span, layers]
+                behind, room = self._step(
+                    fronts[j], sources, columns, seconds, j, layers, step_s, span
+                )
+                behind, room = behind[:, 0], room[:, 0]
                 if chosen:
                     entry = table.entry_s[columns][:, None]
                     behind, room = behind + entry, room - entry
-                    room = np.where(
-                        _bucket(behind, step_s, num_buckets) == bucket, room, -np.inf
-                    )
+                    room = np.where(_bucket(behind, step_s, num_buckets) == bucket, room, -np.inf)
                 if room.size and room.max() > best:
                     best = float(room.max())
                     pair, before = np.unravel_index(int(room.argmax()), room.shape)
@@ -226,25 +227,22 @@ def _bucket(behind: FloatArray, step_s: float, num_buckets: int) -> IntArray:
 
 
 def _collect(
-    following: _Front, targets: IntArray, layers: int, num_layers: int, behind: FloatArray,
-    room: FloatArray, step_s: float, num_buckets: int,
+    following: _Front, targets: IntArray, place: int, behind: FloatArray, room: FloatArray,
+    step_s: float,
 ) -> None:  # fmt: skip
-    """Keep the least X and the largest D of every bucket."""
+    """Keep the least X and the largest D of every bucket; arrays start at `place` layers."""
+    num_buckets = following.room.shape[2]
     if num_buckets == 1:
         starts = np.flatnonzero(np.r_[True, targets[1:] != targets[:-1]])
-        rows = targets[starts]
-        span = (rows, slice(layers, num_layers), 0)
+        span = (targets[starts], slice(place, place + room.shape[1]), 0)
         least = np.minimum.reduceat(behind[:, :, 0], starts, axis=0)
         most = np.maximum.reduceat(room[:, :, 0], starts, axis=0)
         following.behind[span] = np.minimum(following.behind[span], least)
         following.room[span] = np.maximum(following.room[span], most)
         return
-    pair, place, before = np.nonzero(room >= 0)
-    if not len(pair):
-        return
-    values, rooms = behind[pair, place, before], room[pair, place, before]
-    width = following.room.shape[1]
-    flat = (targets[pair] * width + place + layers) * num_buckets
+    pair, after, before = np.nonzero(room >= 0)
+    values, rooms = behind[pair, after, before], room[pair, after, before]
+    flat = (targets[pair] * following.room.shape[1] + after + place) * num_buckets
     flat = flat + _bucket(values, step_s, num_buckets)
     np.minimum.at(following.behind.reshape(-1), flat, values)
     np.maximum.at(following.room.reshape(-1), flat, rooms)

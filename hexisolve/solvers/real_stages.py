@@ -89,9 +89,7 @@ def fill(
     block = instance.workload.block_tokens
     num_blocks = -(-longest // block)
     last = longest - (num_blocks - 1) * block
-    return fill_ring(
-        instance, shape.devices, grouping, load, policy, num_blocks, last, limits
-    )
+    return fill_ring(instance, shape.devices, grouping, load, policy, num_blocks, last, limits)
 
 
 def price_ring(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> RealStage:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hexisolve.cost.collectives import ring_traffic
 from hexisolve.cost.memory import states_bytes, usable_bytes
 from hexisolve.data.instance import Instance
 from hexisolve.plan.plan import Chunk, HeadGroup, Policy, Rank, Slice, Stage
@@ -21,6 +22,7 @@ from hexisolve.plan.synchronise import stage_parameters
 from hexisolve.plan.tokens import ChunkShape, chunk_shape
 from hexisolve.solvers.realise_candidates import Candidate, Ring, Search, reordered, rings
 from hexisolve.solvers.realise_memory import (
+    POLICIES,
     MixTable,
     ShareBytes,
     ZeroChoice,
@@ -29,10 +31,11 @@ from hexisolve.solvers.realise_memory import (
     state_bytes,
     state_weights,
 )
+from hexisolve.solvers.realise_structures import Groups
 
-# Choices per ZeRO mode whose exact price is asked for.
-_MAX_PRICED = 2
+# Choices of a ZeRO mode that stay in the race, next to the best one's seconds.
 _PRICED_WITHIN = 1.02
+_PROBE_BYTES = 1e9
 # Candidates whose shares are shifted towards devices with more memory when memory binds.
 _MAX_LEANING = 2
 # Of a tiny set, where all shares of all rings are priced: how many stay.
@@ -94,6 +97,7 @@ class _Found:
     candidates: list[Candidate] = field(default_factory=list)
     leaning: list[Candidate] | None = None
     bytes: dict[tuple[Candidate, bool, bool], ShareBytes] = field(default_factory=dict)
+    seconds_per_byte: dict[Groups, float] = field(default_factory=dict)
     tables: dict[tuple[Candidate, _Place, tuple[int, ...]], MixTable] = field(default_factory=dict)
 
 
@@ -200,6 +204,8 @@ def _find(book: PriceBook, devices: tuple[str, ...], num_layers: int) -> _Found:
         options.sort(key=lambda option: _per_layer_s(found.search, option[1]))
     if search.is_tiny:
         options = _thinned(options)
+    unlike = {(c.groups, c.tokens, c.heads): (ring, c) for ring, c in reversed(options)}
+    options = list(reversed(unlike.values()))
     found.candidates = [candidate for _, candidate in options]
     found.rings = {id(candidate): ring for ring, candidate in options}
     book.entries[key] = found
@@ -251,15 +257,10 @@ def _best(found: _Found, layers: tuple[int, int], place: _Place) -> list[RealSta
                 ]
             options += _options(found, found.leaning, layers, place, choice, least_s)
         options.sort(key=lambda option: option.seconds)
-        fitting: list[RealStage] = []
-        for option in options:
-            stage = _priced(book, option, layers, place, shape)
-            if stage is not None:
-                fitting.append(stage)
-            if len(fitting) == _MAX_PRICED:
-                break
-        if fitting:
-            result.append(min(fitting, key=lambda stage: stage.time_s))
+        priced = (_priced(book, option, layers, place, shape) for option in options)
+        real = next((stage for stage in priced if stage is not None), None)
+        if real is not None:
+            result.append(real)
     return sorted(result, key=lambda stage: stage.time_s)
 
 
@@ -301,10 +302,44 @@ def _options(
         if mix is None:
             continue
         seconds = mix.seconds + head_s
+        if choice.zero == 3 and num_ranks > 1:
+            seconds += _exposed_s(found, candidate, choice, kinds, mix.recompute)
         limit_s = min(limit_s, seconds * _PRICED_WITHIN)
         weights = state_weights(mix.slack, shared)
         options.append(_Option(seconds, candidate, choice, mix.recompute, weights))
     return sorted(options, key=lambda option: option.seconds)
+
+
+def _exposed_s(
+    found: _Found,
+    candidate: Candidate,
+    choice: ZeroChoice,
+    kinds: Sequence[int],
+    recompute: Mapping[Policy, int],
+) -> float:
+    """About the seconds of gathers and reduce-scatters that layers do not hide (ZeRO-3)."""
+    book = found.search.book
+    per_byte = found.seconds_per_byte.get(candidate.groups)
+    if per_byte is None:
+        devices = [name for group in candidate.groups for name in group]
+        probe = ring_traffic(devices, [_PROBE_BYTES] * len(devices))
+        per_byte = book.exchange(probe).seconds / _PROBE_BYTES
+        found.seconds_per_byte[candidate.groups] = per_byte
+    per_byte *= 1.0 - 1.0 / len(found.search.devices)
+    total, position = 0.0, 0
+    for idx, policy in enumerate(POLICIES):
+        count = recompute.get(policy, 0)
+        for kind in kinds[position : position + count]:
+            parameters = book.kind_layers[kind].parameters
+            gather = per_byte * parameters * book.e
+            scatter = 0.0
+            if choice.gradients == "chunk":
+                scatter = per_byte * parameters * book.instance.cost.gradient_bytes
+            forward = float(candidate.forward_s[kind])
+            backward = float(candidate.seconds[kind][idx]) - forward
+            total += max(gather - forward, 0.0) + max(gather + scatter - backward, 0.0)
+        position += count
+    return total
 
 
 def _table(found: _Found, candidate: Candidate, place: _Place, first_layer: int) -> MixTable:

@@ -43,6 +43,8 @@ class Candidate:
         Of every rank, in rank order.
     seconds
         ``[layer kind][policy]``: F + B of one layer, policies ``full, layer, none``.
+    forward_s
+        ``[layer kind]``: F of one layer.
     head_s
         F + B of the output projection, for the last stage.
     """
@@ -51,6 +53,7 @@ class Candidate:
     tokens: tuple[int, ...]
     heads: tuple[int, ...]
     seconds: Floats
+    forward_s: Floats
     head_s: float
 
 
@@ -114,14 +117,15 @@ class Ring:
         cluster = self.search.book.instance.cluster
         return [cluster.device(name).memory_bytes for group in self.groups for name in group]
 
-    def seconds(self, tokens: Ints, heads: Ints) -> Floats:
-        """F + B of one layer, ``[candidate][kind][policy]``."""
-        kinds = []
+    def seconds(self, tokens: Ints, heads: Ints) -> tuple[Floats, Floats]:
+        """F ``[candidate][kind]`` and F + B ``[candidate][kind][policy]`` of one layer."""
+        forward, both = [], []
         for layer in self.search.book.kind_layers:
             times = self.gauge.layer(layer, tokens, heads)
             backward = np.stack([times.full, times.layer, times.none], axis=1)
-            kinds.append(times.forward[:, None] + backward)
-        return np.stack(kinds, axis=1)
+            forward.append(times.forward)
+            both.append(times.forward[:, None] + backward)
+        return np.stack(forward, axis=1), np.stack(both, axis=1)
 
     def head_seconds(self, tokens: Ints) -> Floats:
         """Equation 7: F + B of the output projection."""
@@ -132,7 +136,7 @@ class Ring:
 
     def objective(self, policy: int, tokens: Ints, heads: Ints) -> Floats:
         """Seconds per layer under one policy; infinite where a group owns no token."""
-        total: Floats = self.seconds(tokens, heads)[:, :, policy] @ self.search.kind_weights
+        total: Floats = self.seconds(tokens, heads)[1][:, :, policy] @ self.search.kind_weights
         if self.search.head_weight:
             total = total + self.search.head_weight * self.head_seconds(tokens)
         if len(self.groups) > 1:
@@ -165,10 +169,11 @@ class Ring:
 
     def candidates(self, tokens: Ints, heads: Ints) -> list[Candidate]:
         """Rows of shares as candidates."""
-        seconds, head = self.seconds(tokens, heads), self.head_seconds(tokens)
+        forward, seconds = self.seconds(tokens, heads)
+        head = self.head_seconds(tokens)
         return [
             Candidate(self.groups, tuple(map(int, tokens[i])), tuple(map(int, heads[i])),
-                      seconds[i], float(head[i]))
+                      seconds[i], forward[i], float(head[i]))
             for i in range(len(tokens))
         ]  # fmt: skip
 

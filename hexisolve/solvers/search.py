@@ -1,0 +1,188 @@
+"""The course of one solve: plans from above, bounds from below, until they meet."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from hexisolve.data.instance import Instance
+from hexisolve.errors import PlanError
+from hexisolve.formulation.relaxed_layer import column_shape
+from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem
+from hexisolve.plan.check import check_plan
+from hexisolve.plan.evaluate import evaluate
+from hexisolve.plan.plan import HeadGroup, Plan
+from hexisolve.solvers.diagnosis import diagnose
+from hexisolve.solvers.drafts import Draft, step_time_s, to_plan
+from hexisolve.solvers.dynamic_program import solve_relaxed
+from hexisolve.solvers.incumbent import (
+    best_configurations,
+    drafts_of,
+    real_problem,
+    wanted_units,
+)
+from hexisolve.solvers.polish import polish
+from hexisolve.solvers.real_stages import real_stages
+from hexisolve.solvers.result import Limit, Progress, Result, Status
+
+_NUM_DRAFTS = 4
+
+
+class Search:
+    """State of a solve."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        deadline: float,
+        relative_gap: float,
+        backend: str,
+        num_stages: int | None,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.instance = instance
+        self.deadline = deadline
+        self.relative_gap = relative_gap
+        self.backend = backend
+        self.num_stages = num_stages
+        self.seed = seed
+        self.on_progress = on_progress
+        self.started = time.monotonic()
+        self.plan: Plan | None = None
+        self.draft: Draft | None = None
+        self.value_s = math.inf
+        self.bound_s = 0.0
+        self.is_infeasible = False
+        self.diagnosis = ""
+        self.history: list[Progress] = []
+        self._rings: dict[tuple[str, ...], Sequence[tuple[HeadGroup, ...]]] = {}
+        self.relaxed: RelaxedProblem | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is left to prove."""
+        return self.is_infeasible or (
+            self.plan is not None and self.bound_s >= self.value_s * (1 - self.relative_gap)
+        )
+
+    @property
+    def limit(self) -> Limit | None:
+        """What ended the search."""
+        return None if self.is_closed else "time"
+
+    def run(self) -> None:
+        """Search until the gap is closed or time is up."""
+        relaxed = self.relaxed = relaxed_problem(self.instance, self.num_stages)
+        self._first_plans(relaxed)
+        self._prove(relaxed)
+
+    def accept_start(self, plan: Plan) -> None:
+        """Take a user's plan as the first incumbent."""
+        violations = check_plan(self.instance, plan)
+        if violations:
+            raise PlanError(violations)
+        self._offer(plan)
+
+    def result(self, limit: Limit | None) -> Result:
+        """The answer as it stands."""
+        wall_s = time.monotonic() - self.started
+        common = {"wall_s": wall_s, "backend": self.backend, "history": tuple(self.history)}
+        if self.plan is not None:
+            closed = self.is_closed
+            return Result(
+                Status.OPTIMAL if closed else Status.FEASIBLE, None if closed else limit or "time",
+                self.plan, self.value_s, min(self.bound_s, self.value_s), **common,
+            )  # fmt: skip
+        if self.is_infeasible:
+            return Result(
+                Status.INFEASIBLE, None, None, None, None, diagnosis=self.diagnosis, **common
+            )
+        return Result(
+            Status.NO_SOLUTION, limit or "time", None, None, self.bound_s,
+            diagnosis=self.diagnosis, **common,
+        )  # fmt: skip
+
+    def _offer(self, plan: Plan, draft: Draft | None = None) -> None:
+        """Keep a plan if it is better and the independent checker accepts it."""
+        value_s = evaluate(self.instance, plan).step_time_s
+        if value_s >= self.value_s or check_plan(self.instance, plan):
+            return
+        self.plan, self.value_s, self.draft = plan, value_s, draft
+        self._report()
+
+    def _raise_bound(self, bound_s: float) -> None:
+        bound_s = min(bound_s, self.value_s)
+        if math.isfinite(bound_s) and bound_s > self.bound_s:
+            self.bound_s = bound_s
+            self._report()
+
+    def _report(self) -> None:
+        incumbent = self.value_s if self.plan is not None else None
+        gap = None if incumbent is None else max(1 - self.bound_s / incumbent, 0.0)
+        progress = Progress(time.monotonic() - self.started, incumbent, self.bound_s, gap)
+        self.history.append(progress)
+        if self.on_progress is not None:
+            self.on_progress(progress)
+
+    def _time_left(self, share: float) -> float:
+        """A moment that uses this share of what is left."""
+        now = time.monotonic()
+        return now + share * max(self.deadline - now, 0.0)
+
+    def _first_plans(self, relaxed: RelaxedProblem) -> None:
+        """Plans by the dynamic program over real stages, then local moves."""
+        if not relaxed.columns:
+            return
+        real = real_problem(relaxed, wanted_units(relaxed), self._time_left(0.25))
+        found = best_configurations(real, 1e9, self.num_stages, self._time_left(0.25))
+        drafts = []
+        for draft in drafts_of(self.instance, relaxed.classes, real, found[: 3 * _NUM_DRAFTS]):
+            drafts.append((step_time_s(self.instance, draft), len(drafts), draft))
+            self._offer(to_plan(self.instance, draft), draft)
+        for _, _, draft in sorted(drafts)[:2]:
+            value_s = step_time_s(self.instance, draft)
+            better, _ = polish(self.instance, draft, value_s, self.rings_of, self._time_left(0.25))
+            self._offer(to_plan(self.instance, better), better)
+
+    def rings_of(self, devices: tuple[str, ...]) -> Sequence[tuple[HeadGroup, ...]]:
+        """Arrangements of a set of devices, remembered."""
+        known = self._rings.get(devices)
+        if known is None:
+            assert self.relaxed is not None
+            pricer = self.relaxed.pricer
+            index = self.instance.cluster.device_index
+            shape = column_shape(pricer.rates, sorted(index[device] for device in devices))
+            known = [stage.ring for stage in real_stages(pricer, shape)]
+            self._rings[devices] = known
+        return known
+
+    def _prove(self, relaxed: RelaxedProblem) -> None:
+        """Bound from the relaxed problem, or proof that there is no plan."""
+        cutoff = self.value_s if self.plan is not None else self._worst_s(relaxed)
+        optimum = solve_relaxed(
+            relaxed.table,
+            cutoff_s=cutoff,
+            relative_gap=max(self.relative_gap / 4, 1e-6),
+            num_stages=self.num_stages,
+            deadline=self.deadline,
+        )
+        if self.plan is None and optimum.is_complete and optimum.configuration is None:
+            self.is_infeasible = True
+            self.diagnosis = diagnose(self.instance, relaxed, self.num_stages)
+            return
+        self._raise_bound(optimum.bound_s)
+
+    def _worst_s(self, relaxed: RelaxedProblem) -> float:
+        """A step time that no configuration of the table exceeds."""
+        times = relaxed.table.time_s
+        finite = times[times < math.inf]
+        if not finite.size:
+            return 1.0
+        finish = relaxed.table.finish_s[relaxed.table.finish_s < math.inf].max()
+        entry = relaxed.table.entry_s.max()
+        num_stages = relaxed.table.max_stages
+        n = relaxed.table.num_chunks
+        return float(2 * (n + num_stages) * num_stages * (finite.max() + entry) + finish + 1.0)

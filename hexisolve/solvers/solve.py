@@ -1,0 +1,111 @@
+"""Solve the layout of an instance: a plan, a proven bound, and why it stopped.
+
+1. Relaxed prices of every stage column give a table (`hexisolve.formulation`).
+2. Real stages for promising columns, the dynamic program over them, and local moves give plans.
+3. An exact method proves how good the best plan is: the dynamic program, or CP-SAT on the
+   configuration program.
+4. Small instances are closed by enumerating the insides of stages (`hexisolve.solvers.closing`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from hexisolve.data.instance import Instance
+from hexisolve.errors import InstanceError, PlanError
+from hexisolve.plan.plan import Plan
+from hexisolve.solvers.result import Progress, Result, Status
+
+logger = logging.getLogger(__name__)
+
+Backend = Literal["cp-sat", "dp"]
+BACKENDS: tuple[Backend, ...] = ("cp-sat", "dp")
+
+
+def solve(
+    instance: Instance,
+    *,
+    time_limit_s: float = 10.0,
+    relative_gap: float = 0.01,
+    backend: Backend = "cp-sat",
+    stages: int | None = None,
+    start: Plan | None = None,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Find a plan with the least step time in the plan space, and prove how good it is.
+
+    Parameters
+    ----------
+    instance
+        Cluster, model and workload.
+    time_limit_s
+        Seconds of wall clock.
+    relative_gap
+        Stop when ``(objective - bound) / objective`` is at most this.
+    backend
+        Exact method for the bound: ``cp-sat`` or ``dp``.
+    stages
+        Exact number of pipeline stages; None for any.
+    start
+        A plan to start from; it must be legal and of the plan space.
+    seed
+        Seed of the search: the same seed gives the same plan when no limit is met.
+    on_progress
+        Called at every improvement of plan or bound.
+
+    Returns
+    -------
+    A result whose plan the independent checker accepted and `evaluate` priced.
+
+    Raises
+    ------
+    InstanceError
+        When an argument is out of range or a device type lacks the dtype.
+    PlanError
+        When `start` breaks a rule.
+    """
+    from hexisolve.solvers.search import Search
+
+    _check_arguments(instance, time_limit_s, relative_gap, backend, stages)
+    search = Search(
+        instance,
+        deadline=time.monotonic() + time_limit_s,
+        relative_gap=relative_gap,
+        backend=backend,
+        num_stages=stages,
+        seed=seed,
+        on_progress=on_progress,
+    )
+    if start is not None:
+        search.accept_start(start)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        logger.info("interrupted: the best plan so far is kept")
+        return search.result("interrupted")
+    return search.result(search.limit)
+
+
+def _check_arguments(
+    instance: Instance, time_limit_s: float, relative_gap: float, backend: str, stages: int | None
+) -> None:
+    if not time_limit_s > 0:
+        raise InstanceError.single("time_limit_s", time_limit_s, "must be above 0")
+    if not 0 <= relative_gap < 1:
+        raise InstanceError.single("relative_gap", relative_gap, "must lie in 0..1")
+    if backend not in BACKENDS:
+        raise InstanceError.single(
+            "backend", backend, "is unknown", f"use one of {', '.join(BACKENDS)}"
+        )
+    if stages is not None and not 1 <= stages <= instance.model.num_layers:
+        raise InstanceError.single(
+            "stages", stages, f"must lie in 1..{instance.model.num_layers}",
+            f"the model has {instance.model.num_layers} layers",
+        )  # fmt: skip
+
+
+__all__ = ["BACKENDS", "Backend", "PlanError", "Progress", "Result", "Status", "solve"]
