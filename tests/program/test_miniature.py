@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from hexisolve.data.model_spec import llama_like
+from hexisolve.data.cluster import Cluster
+from hexisolve.data.instance import Instance
+from hexisolve.data.model_spec import ModelSpec, llama_like
+from hexisolve.data.workload import Workload
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.pieces import stage_pieces
 from hexisolve.program.compile import compile_plan
 from hexisolve.program.match import match
 from hexisolve.program.miniature import REDUCTIONS, miniature
+from hexisolve.solvers.baselines.compare import baselines
 from tests.plans import CASES, large, make
 
 
@@ -129,3 +134,18 @@ def test_tied_model_stays_tied() -> None:
     stages = [((0, 5), [[(3, (0, 8))]]), ((5, 8), [[(1, (0, 5)), (1, (5, 8))]])]
     instance, plan = make(stages, [[0]], [4096], model=model)
     assert miniature(instance, plan).instance.model.tied_embeddings
+
+
+def test_plan_for_a_shipped_cluster(repository: Path) -> None:
+    """Unlike devices keep their places, and the small plan fits all of them."""
+    cluster = Cluster.read("mixed-32")
+    model = ModelSpec.from_config(repository / "models/llm/llama-2-13b.json")
+    workload = Workload(context_tokens=65_536, batch_sequences=8)
+    instance = Instance(cluster, model, workload)
+    plan = baselines(instance, names=["proportional"])["proportional"].plan
+    assert plan is not None
+    assert match(compile_plan(instance, plan)).ok
+    small, small_plan = miniature(instance, plan)
+    assert check_plan(small, small_plan) == []
+    assert structure(small_plan) == structure(plan)
+    assert match(compile_plan(small, small_plan)).ok
