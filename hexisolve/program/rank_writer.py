@@ -60,21 +60,26 @@ class RankWriter:
 
     @property
     def rank(self) -> int:
+        """Global number."""
         return self.replica.stage_first_ranks[self.stage_idx] + self.member_idx
 
     @property
     def stage(self) -> Stage:
+        """Its stage."""
         return self.replica.stages[self.stage_idx]
 
     @property
     def is_last(self) -> bool:
+        """Whether the stage holds the head."""
         return self.stage_idx == len(self.replica.stages) - 1
 
     @cached_property
     def holdings(self) -> dict[str, Holding]:
+        """Units of the stage by name."""
         return {own.unit: own for own in self.replica.holdings[self.stage_idx]}
 
     def program(self, step_end: StepEnd) -> RankProgram:
+        """Write the whole step."""
         own = self.replica.holdings[self.stage_idx]
         body = [
             *self._pipelines(),

@@ -40,18 +40,22 @@ class ReplicaContext:
 
     @cached_property
     def stage_first_ranks(self) -> tuple[int, ...]:
+        """Number of every stage's first rank."""
         sizes = [len(stage.ranks) for stage in self.stages]
         return tuple(accumulate(sizes[:-1], initial=self.first_rank))
 
     def members(self, stage_idx: int) -> tuple[int, ...]:
+        """Numbers of the ranks of a stage."""
         first = self.stage_first_ranks[stage_idx]
         return tuple(range(first, first + len(self.stages[stage_idx].ranks)))
 
     def prefix(self, stage_idx: int) -> str:
+        """What names of a stage's process groups and templates begin with."""
         return f"r{self.replica_idx}.s{stage_idx}"
 
     @cached_property
     def holdings(self) -> tuple[tuple[Holding, ...], ...]:
+        """Units of weights of every stage."""
         return tuple(
             stage_holdings(
                 self.instance.model, stage, self.members(idx), f"{self.prefix(idx)}.states"
@@ -61,6 +65,7 @@ class ReplicaContext:
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
+        """Chunks of all pipelines, in order."""
         return tuple(chunk for pipeline in self.pipelines for chunk in pipeline.chunks)
 
     @cached_property
@@ -113,6 +118,7 @@ class ReplicaContext:
         return stage_pieces(self.stages[stage_idx], canonical(self.chunks[chunk_idx]), stage_idx)
 
     def shape(self, stage_idx: int, chunk_idx: int, attention: AttentionSpec) -> StageShape:
+        """Lay out a stage for a chunk, once per shape and kind of attention."""
         key = (stage_idx, self.chunk_shapes[chunk_idx], attention)
         if key not in self._shapes:
             self._shapes[key] = stage_shape(
@@ -127,6 +133,7 @@ class ReplicaContext:
         return self._shapes[key]
 
     def boundary_rows(self, chunk_idx: int, boundary: int) -> RowMap:
+        """Find who shares which tokens of a chunk across a boundary, once per shape."""
         key = (self.chunk_shapes[chunk_idx], boundary)
         if key not in self._rows:
             self._rows[key] = overlaps(
