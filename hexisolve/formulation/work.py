@@ -29,7 +29,7 @@ POLICIES: tuple[Policy, ...] = ("none", "layer", "full")
 # backward, and its launches as a multiple of a forward's (docs/cost-model.md, recompute).
 REPEATS: dict[Policy, tuple[int, int, int, int, int, float]] = {
     "none": (0, 0, 0, 0, 0, 1.0),
-    "layer": (1, 0, 1, 0, 0, 1.5),
+    "layer": (1, 0, 1, 1, 0, 1.5),
     "full": (1, 1, 1, 1, 1, 2.0),
 }
 
@@ -48,6 +48,8 @@ class LayerLoad:
         K and V of the whole chunk in a ring pass.
     ring_backward_bytes
         ``(visiting, returning)``: K, V again, and dK, dV in accumulators.
+    query_heads, kv_heads
+        H and K.
     is_proportional
         Whether a group's pairs are its share of the tokens (no window).
     """
@@ -60,6 +62,8 @@ class LayerLoad:
     output_bytes: float
     ring_forward_bytes: float
     ring_backward_bytes: tuple[float, float]
+    query_heads: int
+    kv_heads: int
     is_proportional: bool
 
     def forward_s(self) -> FloatArray:
@@ -100,6 +104,8 @@ def layer_load(
         output_bytes=float(num_tokens * heads * a_v * e),
         ring_forward_bytes=float(num_tokens * width * e),
         ring_backward_bytes=(float(num_tokens * width * e), float(num_tokens * width * e_acc)),
+        query_heads=heads,
+        kv_heads=attention.num_kv_heads,
         is_proportional=not is_causal
         or attention.window_tokens is None
         or attention.window_tokens >= num_tokens,

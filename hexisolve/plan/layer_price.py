@@ -135,9 +135,9 @@ class LayerWork:
         ring_s = self.ring_backward.seconds
         launches_s = self._launches_s
         if policy in ("layer", "full"):
-            all_to_all_s += self.before.seconds
+            # `layer` keeps the attention output by head; POST needs it by token once more.
+            all_to_all_s += self.before.seconds + self.after.seconds
         if policy == "full":
-            all_to_all_s += self.after.seconds
             attention_s = _group_max(
                 [b + f for b, f in zip(self.attention_backward_s, self.attention_forward_s,
                                        strict=True)], self.sizes,
@@ -162,9 +162,9 @@ class LayerWork:
         done = [self.before, self.after, self.before_back, self.after_back]
         done += [self.ring_forward, self.ring_backward]
         if policy in ("layer", "full"):
-            done.append(self.before)
+            done += [self.before, self.after]
         if policy == "full":
-            done += [self.after, self.ring_forward]
+            done.append(self.ring_forward)
         return tuple(done)
 
     def compute_s(self, policy: Policy) -> PerRank:

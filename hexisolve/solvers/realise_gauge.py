@@ -121,7 +121,7 @@ class Gauge:
         return LayerTimes(
             _phase(dense, there, self._slowest(forward), ring) + launches,
             _phase(2 * dense, back, attention_back, ring_back) + launches,
-            _phase(3 * dense, back + before, attention_back, ring_back) + launches + half,
+            _phase(3 * dense, back + there, attention_back, ring_back) + launches + half,
             _phase(3 * dense, back + there, self._slowest(backward + forward), ring_back + ring)
             + 2 * launches,
         )

@@ -85,8 +85,7 @@ def test_recompute_repeats_the_exchanges_it_needs():  # type: ignore[no-untyped-
         return price.layers[0].backward.all_to_all_s
 
     assert all_to_all_s("none") == all_to_all_s("mlp") == close(0.0682 + 0.0298)
-    assert all_to_all_s("layer") == close(2 * 0.0682 + 0.0298)
-    assert all_to_all_s("full") == close(2 * 0.0682 + 2 * 0.0298)
+    assert all_to_all_s("layer") == all_to_all_s("full") == close(2 * 0.0682 + 2 * 0.0298)
 
 
 def test_policies_mix_within_a_stage():  # type: ignore[no-untyped-def]
