@@ -52,26 +52,25 @@ class RendezvousNetwork:
     def __init__(self) -> None:
         self._queues: dict[tuple[str, int], deque[_Operation]] = {}
         self._handles: dict[tuple[int, str], list[_Operation]] = {}
-        self._active_ranks: dict[str, set[int]] = {}
 
     def post(self, rank: int, request: Post) -> None:
         """Post a START group; its messages on different channels go their own ways."""
         by_channel: dict[str, list[Message]] = {}
         for message in request.messages:
             by_channel.setdefault(message.channel, []).append(message)
-        operations = []
-        for channel, messages in by_channel.items():
-            operations.append(_Operation(messages=messages))
-            self._enqueue(channel, rank, operations[-1])
-        self._handles[rank, request.handle] = operations
-        for channel in by_channel:
-            self._advance(channel)
+        operations = {
+            channel: _Operation(messages=messages) for channel, messages in by_channel.items()
+        }
+        self._handles[rank, request.handle] = list(operations.values())
+        for channel, operation in operations.items():
+            self._enqueue(channel, rank, operation)
+            self._advance(channel, rank)
 
     def join(self, rank: int, request: Collective) -> _Operation:
         """Take part in a collective; the operation tells when it is complete."""
         operation = _Operation(collective=request)
         self._enqueue(request.channel, rank, operation)
-        self._advance(request.channel)
+        self._advance(request.channel, rank)
         return operation
 
     def is_complete(self, rank: int, handle: str) -> bool:
@@ -105,25 +104,27 @@ class RendezvousNetwork:
 
     def _enqueue(self, channel: str, rank: int, operation: _Operation) -> None:
         self._queues.setdefault((channel, rank), deque()).append(operation)
-        self._active_ranks.setdefault(channel, set()).add(rank)
 
-    def _advance(self, channel: str) -> None:
-        """Complete what can be completed on a channel until nothing moves."""
-        moved = True
-        while moved:
-            moved = False
-            for rank in tuple(self._active_ranks[channel]):
-                operation = self.head(channel, rank)
-                if operation is None:
-                    self._active_ranks[channel].discard(rank)
-                elif operation.collective is not None:
-                    moved |= self._try_collective(channel, operation.collective)
-                else:
-                    moved |= self._try_messages(channel, rank, operation)
+    def _advance(self, channel: str, rank: int) -> None:
+        """Complete what an operation that has just come to a head makes possible.
 
-    def _try_messages(self, channel: str, rank: int, operation: _Operation) -> bool:
-        """Match messages of a group with those of its peers' current groups."""
-        moved = False
+        Two ends (or all members) meet when the last of them comes to the head of its queue, so
+        only ranks with a new head need a look.
+        """
+        fresh = [rank]
+        while fresh:
+            rank = fresh.pop()
+            operation = self.head(channel, rank)
+            if operation is None:
+                continue
+            if operation.collective is not None:
+                fresh += self._try_collective(channel, operation.collective)
+            else:
+                fresh += self._try_messages(channel, rank, operation)
+
+    def _try_messages(self, channel: str, rank: int, operation: _Operation) -> list[int]:
+        """Match messages of a group with those of its peers' current groups; ranks that moved."""
+        moved = []
         for message in tuple(operation.messages):
             other = self.head(channel, message.peer)
             if other is None or other is operation:
@@ -141,31 +142,28 @@ class RendezvousNetwork:
             _copy(rank, message, partner)
             operation.messages.remove(message)
             other.messages.remove(partner)
-            moved = True
-            self._drop_complete(channel, message.peer)
-        self._drop_complete(channel, rank)
+            if other.is_complete:
+                moved.append(self._drop_head(channel, message.peer))
+        if operation.is_complete:
+            moved.append(self._drop_head(channel, rank))
         return moved
 
-    def _try_collective(self, channel: str, request: Collective) -> bool:
-        """Run a collective once every member stands in it."""
+    def _try_collective(self, channel: str, request: Collective) -> list[int]:
+        """Run a collective once every member stands in it; ranks that moved."""
         joined = []
         for member in request.members:
             operation = self.head(channel, member)
             if operation is None or operation.collective is None:
-                return False
-            joined.append(operation.collective)
-        run_collective(joined)
-        for member in request.members:
-            operation = self.head(channel, member)
-            assert operation is not None
+                return []
+            joined.append(operation)
+        run_collective([operation.collective for operation in joined if operation.collective])
+        for operation in joined:
             operation.collective = None
-            self._drop_complete(channel, member)
-        return True
+        return [self._drop_head(channel, member) for member in request.members]
 
-    def _drop_complete(self, channel: str, rank: int) -> None:
-        queue = self._queues[channel, rank]
-        if queue and queue[0].is_complete:
-            queue.popleft()
+    def _drop_head(self, channel: str, rank: int) -> int:
+        self._queues[channel, rank].popleft()
+        return rank
 
 
 def _copy(rank: int, message: Message, partner: Message) -> None:
