@@ -42,7 +42,10 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--gap", metavar="G", type=relative_gap, default=0.01,
         help="stop when the plan is proved this close to the best; default %(default)g",
     )  # fmt: skip
-    group.add_argument("--backend", metavar="NAME", help="solver backend")
+    group.add_argument(
+        "--backend", metavar="NAME", default="cp-sat",
+        help="exact method that proves the bound, cp-sat or dp; default %(default)s",
+    )  # fmt: skip
     group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
     group.add_argument("--start", metavar="PLAN", help="plan file to start from")
     group.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
