@@ -179,6 +179,21 @@ def realise_all(
     return result
 
 
+def real_rings(
+    instance: Instance, devices: Sequence[str], *, last_layers: int = 0
+) -> list[tuple[HeadGroup, ...]]:
+    """Rings on `devices` with their best shares, the fastest per layer without recompute first.
+
+    Parameters
+    ----------
+    last_layers
+        For a last stage: its number of layers, so that the output projection counts in the shares.
+    """
+    book, index = price_book(instance), instance.cluster.device_index
+    chosen = tuple(sorted(devices, key=lambda name: index[name]))
+    return [_ring_of(option) for option in _find(book, chosen, last_layers).candidates]
+
+
 def _is_legal(instance: Instance, layers: tuple[int, int]) -> bool:
     """Layers that exist, all with one number of query heads."""
     own = instance.model.layers[slice(*layers)]
@@ -196,8 +211,9 @@ def _find(book: PriceBook, devices: tuple[str, ...], num_layers: int) -> _Found:
     search = Search(book, devices, num_tokens, 1.0 / num_layers if num_layers else 0.0)
     found = _Found(search)
     options: list[tuple[Ring, Candidate]] = []
+    policies = (2, 1) if search.is_tiny else (2,)
     for ring in rings(search):
-        options += [(ring, candidate) for candidate in ring.climbed()]
+        options += [(ring, candidate) for candidate in ring.climbed(policies)]
     options.sort(key=lambda option: _per_layer_s(found.search, option[1]))
     if options and not search.is_tiny:
         options += reordered(*options[0])
@@ -250,11 +266,7 @@ def _best(found: _Found, layers: tuple[int, int], place: _Place) -> list[RealSta
         least_s = min((option.seconds for option in options), default=np.inf)
         if not options or "none" not in options[0].recompute or len(options[0].recompute) > 1:
             if found.leaning is None:
-                found.leaning = [
-                    other
-                    for candidate in found.candidates[:_MAX_LEANING]
-                    for other in found.rings[id(candidate)].leaning(candidate)
-                ]
+                found.leaning = list(_leaning(found))
             options += _options(found, found.leaning, layers, place, choice, least_s)
         options.sort(key=lambda option: option.seconds)
         priced = (_priced(book, option, layers, place, shape) for option in options)
@@ -262,6 +274,15 @@ def _best(found: _Found, layers: tuple[int, int], place: _Place) -> list[RealSta
         if real is not None:
             result.append(real)
     return sorted(result, key=lambda stage: stage.time_s)
+
+
+def _leaning(found: _Found) -> Iterator[Candidate]:
+    """For when memory binds: shares for layers that recompute, shares that lean to memory."""
+    for candidate in found.candidates[:_MAX_LEANING]:
+        ring = found.rings[id(candidate)]
+        if not found.search.is_tiny and len(ring.space.classes) > 1:
+            yield from ring.climbed((1,), candidate)
+            yield from ring.leaning(candidate)
 
 
 def zero_choices(instance: Instance, num_ranks: int) -> Iterator[ZeroChoice]:
@@ -373,24 +394,29 @@ def _priced(
     book: PriceBook, option: _Option, layers: tuple[int, int], place: _Place, shape: ChunkShape
 ) -> RealStage | None:
     """The option's exact price, None when its exact memory does not fit."""
-    ring, position = [], 0
-    for group in option.candidate.groups:
-        ranks, first = [], 0
-        for name in group:
-            stop = first + option.candidate.heads[position]
-            ranks.append(
-                Rank(name, option.candidate.tokens[position], (first, stop),
-                     option.weights[position])
-            )  # fmt: skip
-            first, position = stop, position + 1
-        ring.append(HeadGroup(tuple(ranks)))
-    stage = Stage(layers, tuple(ring), "kv", option.choice.zero)  # type: ignore[arg-type]
+    ring = _ring_of(option.candidate, option.weights)
+    stage = Stage(layers, ring, "kv", option.choice.zero)  # type: ignore[arg-type]
     if option.choice.gradients == "chunk":
         stage = replace(stage, zero3_gradients="chunk")
     if not fits(book, stage, option.recompute, place, shape):
         return None
     price = stage_price(book, stage, place.stage_idx, place.num_stages, shape, option.recompute)
     return RealStage(stage, option.recompute, price.forward_s, price.backward_s)
+
+
+def _ring_of(candidate: Candidate, weights: Sequence[int] | None = None) -> tuple[HeadGroup, ...]:
+    """The candidate as head groups, with state shares."""
+    shares = weights or [1] * len(candidate.tokens)
+    ring, position = [], 0
+    for group in candidate.groups:
+        ranks, first = [], 0
+        for name in group:
+            stop = first + candidate.heads[position]
+            tokens = candidate.tokens[position]
+            ranks.append(Rank(name, tokens, (first, stop), shares[position]))
+            first, position = stop, position + 1
+        ring.append(HeadGroup(tuple(ranks)))
+    return tuple(ring)
 
 
 def fits(

@@ -27,8 +27,10 @@ CLIMB_WITHIN = 1.25
 # Shares kept of a ring whose shares are all priced.
 MAX_KEPT = 24
 MAX_ALL_ORDERS = 4
+# By how much one class of devices gets more, or less, in some starting shares.
+LEANS = (0.25, 0.5, 2.0, 4.0)
 # How far token shares lean from speed towards memory.
-LEANINGS = (0.2, 0.4, 0.6, 0.8, 1.0)
+LEANINGS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +169,32 @@ class Ring:
         inside = gauge.dense / np.add.reduceat(gauge.dense, gauge.starts)[gauge.group_of]
         return (group_tokens * inside).tolist(), speed.tolist()
 
+    @cached_property
+    def begin(self) -> tuple[float, Candidate]:
+        """The best of some starting shares without recompute, and its seconds per layer.
+
+        Water-filling is best while computing is the limit. Where links are, it pays to give one
+        class of devices much more or much less; all of these are priced at once.
+        """
+        tokens, heads = self.start(2)
+        rows = [(tokens, heads), (np.sqrt(tokens).tolist(), heads), ([1.0] * len(tokens), heads)]
+        classes = self.space.classes
+        for members in classes if len(classes) > 1 else ():
+            for factor in LEANS:
+                more_tokens, more_heads = list(tokens), list(heads)
+                for rank in members.ranks.ravel().tolist():
+                    more_tokens[rank] *= factor
+                    more_heads[rank] *= factor
+                rows += [(more_tokens, heads), (tokens, more_heads), (more_tokens, more_heads)]
+        rounded = [self.space.rounded(*row) for row in rows]
+        shares = self.space.expand(
+            np.concatenate([row[0] for row in rounded]), np.concatenate([row[1] for row in rounded])
+        )
+        seconds = self.objective(2, *shares)
+        best = int(np.argmin(seconds))
+        only = (shares[0][best : best + 1], shares[1][best : best + 1])
+        return float(seconds[best]), self.candidates(*only)[0]
+
     def candidates(self, tokens: Ints, heads: Ints) -> list[Candidate]:
         """Rows of shares as candidates."""
         forward, seconds = self.seconds(tokens, heads)
@@ -177,16 +205,17 @@ class Ring:
             for i in range(len(tokens))
         ]  # fmt: skip
 
-    def climbed(self) -> list[Candidate]:
-        """The best shares without recompute and, where it differs, with `layer` everywhere."""
+    def climbed(self, policies: Sequence[int], start: Candidate | None = None) -> list[Candidate]:
+        """The best shares under some policies, from `begin` or from a candidate."""
         found: dict[tuple[bytes, bytes], tuple[Ints, Ints]] = {}
-        for policy in (2, 1) if len(self.space.classes) > 1 else (2,):
+        for policy in policies:
+            first = start or self.begin[1]
             shares = self.space.best(
-                partial(self.objective, policy),
-                *self.start(policy), self.memory_bytes, MAX_KEPT,
+                partial(self.objective, policy), first.tokens, first.heads, self.memory_bytes,
+                MAX_KEPT,
             )  # fmt: skip
-            for tokens, heads in shares:
-                found[tokens.tobytes(), heads.tobytes()] = (tokens, heads)
+            for own in shares:
+                found[own[0].tobytes(), own[1].tobytes()] = own
         if not found:
             return []
         return self.candidates(
@@ -197,8 +226,6 @@ class Ring:
     def leaning(self, candidate: Candidate) -> list[Candidate]:
         """Shares between those of `candidate` and shares in proportion to memory."""
         space, memory = self.space, self.memory_bytes
-        if len(space.classes) < 2 or space.is_small:
-            return []
         total = sum(memory)
         rows = []
         for lean in LEANINGS:
@@ -230,8 +257,7 @@ def rings(search: Search) -> list[Ring]:
         return found
     scored = []
     for idx, ring in enumerate(found):
-        shares = ring.space.expand(*ring.space.rounded(*ring.start(2)))
-        scored.append((float(ring.objective(2, *shares)[0]), idx, ring))
+        scored.append((ring.begin[0], idx, ring))
     scored.sort(key=lambda entry: entry[:2])
     limit = CLIMB_WITHIN * scored[0][0]
     best = [ring for seconds, _, ring in scored if seconds <= limit][:MAX_CLIMBED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations, pairwise, product
 from math import comb, prod
 from typing import NamedTuple
@@ -127,13 +128,16 @@ class ShareSpace:
         return np.repeat(units, len(rows), axis=0), np.tile(rows, (len(units), 1))
 
     def neighbours(self, units: Ints, heads: Ints) -> tuple[Ints, Ints]:
-        """Moves of blocks from class to class, and of heads inside one kind of group."""
+        """Moves of blocks from class to class, and of heads inside one kind of group.
+
+        Heads move alone and with their share of the blocks.
+        """
         unit_rows, head_rows = [], []
         for a, giver in enumerate(self.classes):
             for b, taker in enumerate(self.classes):
                 if a == b:
                     continue
-                for step in _steps(int(units[0, a]), giver.ranks.size, taker.ranks.size):
+                for step in steps(int(units[0, a]), giver.ranks.size, taker.ranks.size):
                     row = units[0].copy()
                     row[a] -= step
                     row[b] += step
@@ -142,12 +146,19 @@ class ShareSpace:
                 if giver.kind != taker.kind:
                     continue
                 sizes = (giver.ranks.shape[1], taker.ranks.shape[1])
-                for step in _steps(int(heads[0, a]), *sizes):
+                for step in steps(int(heads[0, a]), *sizes):
                     row = heads[0].copy()
                     row[a] -= step
                     row[b] += step
                     unit_rows.append(units[0])
                     head_rows.append(row)
+                    along = int(step * units[0, a] // max(heads[0, a], 1))
+                    if along:
+                        moved = units[0].copy()
+                        moved[a] -= along
+                        moved[b] += along
+                        unit_rows.append(moved)
+                        head_rows.append(row)
         return np.array(unit_rows), np.array(head_rows)
 
     def best(
@@ -223,11 +234,16 @@ def _spread(totals: Ints, num_parts: int) -> Ints:
     return parts
 
 
-def _steps(total: int, *sizes: int) -> Iterator[int]:
-    """How much to move at once: powers of four, and one for each member of a class."""
-    steps = {size for size in sizes if size <= total}
+@lru_cache(maxsize=4096)
+def steps(total: int, *sizes: int) -> tuple[int, ...]:
+    """How much to move at once: powers of four, and one for each member of a class.
+
+    >>> steps(20, 8, 32)
+    (1, 4, 8, 16)
+    """
+    found = {size for size in sizes if size <= total}
     step = 1
     while step <= total:
-        steps.add(step)
+        found.add(step)
         step *= 4
-    yield from sorted(steps)
+    return tuple(sorted(found))

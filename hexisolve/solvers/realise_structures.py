@@ -22,8 +22,9 @@ def structures(
     """Candidate rings of head groups over all `devices`, in ring order.
 
     Small sets are cut in every way. Larger ones: single ranks; hosts, PCIe switches and runs of
-    2, 4, 8, ... inside hosts; hosts merged into groups, whole or by position (one device of each
-    host). Groups follow the order of the hosts, so the ring crosses every host's port once.
+    2, 4, 8, ... inside hosts; hosts merged into groups, whole or by position (the first 1, 2, 4,
+    ... devices of each host, the next ones, ...). Groups follow the order of the hosts, so the
+    ring crosses every host's port once.
 
     Parameters
     ----------
@@ -42,8 +43,11 @@ def structures(
     found: dict[Groups, None] = {}
     for parts in _host_partitions(boxes):
         found[tuple(_joined(part) for part in parts)] = None
-        if any(len(part) > 1 for part in parts):
-            found[tuple(g for part in parts for g in _by_position(part))] = None
+        smallest = min((min(map(len, part)) for part in parts if len(part) > 1), default=0)
+        size = 1
+        while size < smallest:
+            found[tuple(g for part in parts for g in _by_position(part, size))] = None
+            size *= 2
     size = 1
     while size < max(map(len, boxes)):
         found[tuple(run for box in boxes for run in _runs(box, size))] = None
@@ -89,13 +93,13 @@ def _joined(boxes: tuple[Group, ...]) -> Group:
     return tuple(device for box in boxes for device in box)
 
 
-def _by_position(boxes: tuple[Group, ...]) -> Iterator[Group]:
-    """One group for each position in a box, of the devices that stand there."""
+def _by_position(boxes: tuple[Group, ...], size: int) -> Iterator[Group]:
+    """One group for every `size` positions in a box, of the devices that stand there."""
     if len(boxes) == 1:
         yield boxes[0]
         return
-    for position in range(max(map(len, boxes))):
-        yield tuple(box[position] for box in boxes if position < len(box))
+    for first in range(0, max(map(len, boxes)), size):
+        yield tuple(device for box in boxes for device in box[first : first + size])
 
 
 def _runs(box: Group, size: int) -> Iterator[Group]:

@@ -203,7 +203,7 @@ def test_slow_attention_takes_more_tokens_and_fewer_heads() -> None:
     # d1 has the same matrix products and slower attention; all-to-all is cheap, the ring is not.
     cluster = cluster_of((100.0, 100.0, 100.0, 100.0), [80] * 4, [100.0] * 4)
     instance = instance_of(cluster, model_of(2, 16, 16), 512 * BLOCK)
-    (group,) = _ring_of(instance, (("d0", "d1", "d2", "d3"),)).climbed()
+    (group,) = _ring_of(instance, (("d0", "d1", "d2", "d3"),)).climbed((2,))
     assert group.heads[1] < group.heads[0]
     assert abs(group.tokens[1] - group.tokens[0]) <= BLOCK
 
