@@ -104,13 +104,17 @@ def test_a_large_vocabulary_takes_layers_off_the_end_stages() -> None:
 
 
 def test_layers_follow_memory_when_memory_is_all_that_matters() -> None:
-    """Case 23: 256, 64 and 48 GB, 94 layers."""
-    model = llama_like("tall", 2048, 94, 16, 8, 4096, 32_000)
+    """Case 23: 256, 64 and 48 GB, 94 layers of 3 GB each: a third of them fits on no small one."""
+    model = llama_like("tall", 4096, 94, 32, 32, 8192, 32_000)
     cluster = _cluster(["256 GB", "64 GB", "48 GB"])
-    instance, result = _solve(cluster, model, context_tokens=32_768, batch_sequences=8, zero=(0, 1))
-    plan = result.require_plan()
-    assert sum(_layers(result)) == 94
-    for entry in evaluate(instance, plan).devices:
+    instance, result = _solve(cluster, model, context_tokens=2048, zero=(0,))
+    stages = result.require_plan().layout.replicas[0].stages
+    by_device = {stage.ranks[0].device: stage.num_layers for stage in stages}
+    large, middle, small = (by_device[device.id] for device in cluster.devices)
+    assert large + middle + small == 94
+    assert large > middle > small
+    assert large > 94 / 2
+    for entry in evaluate(instance, result.require_plan()).devices:
         assert entry.peak_bytes <= entry.usable_bytes
 
 
