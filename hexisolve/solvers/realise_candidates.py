@@ -21,8 +21,9 @@ from hexisolve.solvers.realise_gauge import Floats, Gauge, Ints
 from hexisolve.solvers.realise_shares import MAX_ALL_SHARES, ShareSpace, num_compositions
 from hexisolve.solvers.realise_structures import MAX_ALL_CUTS, Groups, structures
 
-# Rings that are climbed: the most promising ones at their starting shares.
+# Rings that are tried with leaning shares, and that are climbed: the most promising ones.
 MAX_CLIMBED = 5
+MAX_LEANED = 16
 CLIMB_WITHIN = 1.25
 # Shares kept of a ring whose shares are all priced.
 MAX_KEPT = 24
@@ -170,15 +171,30 @@ class Ring:
         return (group_tokens * inside).tolist(), speed.tolist()
 
     @cached_property
+    def plain_s(self) -> float:
+        """Seconds per layer, without recompute, of the best of three plain starting shares."""
+        return float(self.objective(2, *self._expanded(self._plain())).min())
+
+    def _plain(self) -> list[tuple[list[float], list[float]]]:
+        """Water-filling, flattened, and even token shares."""
+        tokens, heads = self.start(2)
+        return [(tokens, heads), (np.sqrt(tokens).tolist(), heads), ([1.0] * len(tokens), heads)]
+
+    def _expanded(self, rows: Sequence[tuple[list[float], list[float]]]) -> tuple[Ints, Ints]:
+        rounded = [self.space.rounded(*row) for row in rows]
+        return self.space.expand(
+            np.concatenate([row[0] for row in rounded]), np.concatenate([row[1] for row in rounded])
+        )
+
+    @cached_property
     def begin(self) -> tuple[float, Candidate]:
         """The best of some starting shares without recompute, and its seconds per layer.
 
         Water-filling is best while computing is the limit. Where links are, it pays to give one
         class of devices much more or much less; all of these are priced at once.
         """
-        tokens, heads = self.start(2)
-        rows = [(tokens, heads), (np.sqrt(tokens).tolist(), heads), ([1.0] * len(tokens), heads)]
-        classes = self.space.classes
+        rows, classes = self._plain(), self.space.classes
+        tokens, heads = rows[0]
         for members in classes if len(classes) > 1 else ():
             for factor in LEANS:
                 more_tokens, more_heads = list(tokens), list(heads)
@@ -186,10 +202,7 @@ class Ring:
                     more_tokens[rank] *= factor
                     more_heads[rank] *= factor
                 rows += [(more_tokens, heads), (tokens, more_heads), (more_tokens, more_heads)]
-        rounded = [self.space.rounded(*row) for row in rows]
-        shares = self.space.expand(
-            np.concatenate([row[0] for row in rounded]), np.concatenate([row[1] for row in rounded])
-        )
+        shares = self._expanded(rows)
         seconds = self.objective(2, *shares)
         best = int(np.argmin(seconds))
         only = (shares[0][best : best + 1], shares[1][best : best + 1])
@@ -255,13 +268,11 @@ def rings(search: Search) -> list[Ring]:
     found = [Ring(search, groups, keys) for groups in cuts]
     if is_tiny:
         return found
-    scored = []
-    for idx, ring in enumerate(found):
-        scored.append((ring.begin[0], idx, ring))
-    scored.sort(key=lambda entry: entry[:2])
-    limit = CLIMB_WITHIN * scored[0][0]
-    best = [ring for seconds, _, ring in scored if seconds <= limit][:MAX_CLIMBED]
-    return best or [scored[0][2]]
+    plain = sorted(found, key=lambda ring: ring.plain_s)[:MAX_LEANED]
+    leaned = sorted(plain, key=lambda ring: ring.begin[0])
+    limit = CLIMB_WITHIN * leaned[0].begin[0]
+    best = [ring for ring in leaned if ring.begin[0] <= limit][:MAX_CLIMBED]
+    return best or leaned[:1]
 
 
 def reordered(ring: Ring, best: Candidate) -> Iterator[tuple[Ring, Candidate]]:
@@ -292,14 +303,14 @@ def device_keys(cluster: Cluster, devices: Sequence[str]) -> dict[str, object]:
         outside = next((name for name in devices if cluster.device(name).host != host), None)
         for name in members:
             device = cluster.device(name)
-            near = members[0] if name != members[0] else members[-1]
-            links = [
-                cluster.edge_bytes_per_s(edge)
-                for other in (near, outside)
-                if other is not None
+            others = [other for other in members if other != name]
+            if outside is not None:
+                others.append(outside)
+            links = sorted(
+                tuple(cluster.edge_bytes_per_s(edge) for edge in cluster.route(*pair).edges)
+                for other in others
                 for pair in ((name, other), (other, name))
-                for edge in cluster.route(*pair).edges
-            ]
+            )
             keys[name] = (
                 device.dense_flop_per_s, device.attention_forward_flop_per_s,
                 device.attention_backward_flop_per_s, device.memory_bytes,

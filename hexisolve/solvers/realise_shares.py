@@ -137,7 +137,10 @@ class ShareSpace:
             for b, taker in enumerate(self.classes):
                 if a == b:
                     continue
-                for step in steps(int(units[0, a]), giver.ranks.size, taker.ranks.size):
+                total, sizes = int(units[0, a]), (giver.ranks.size, taker.ranks.size)
+                # Down to equal ranks of the giver, up to equal ranks of the taker.
+                even = (total % sizes[0], -int(units[0, b]) % sizes[1])
+                for step in steps(total, *sizes, *even):
                     row = units[0].copy()
                     row[a] -= step
                     row[b] += step
@@ -145,8 +148,8 @@ class ShareSpace:
                     head_rows.append(heads[0])
                 if giver.kind != taker.kind:
                     continue
-                sizes = (giver.ranks.shape[1], taker.ranks.shape[1])
-                for step in steps(int(heads[0, a]), *sizes):
+                in_group = (giver.ranks.shape[1], taker.ranks.shape[1])
+                for step in steps(int(heads[0, a]), *in_group):
                     row = heads[0].copy()
                     row[a] -= step
                     row[b] += step
@@ -234,14 +237,14 @@ def _spread(totals: Ints, num_parts: int) -> Ints:
     return parts
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def steps(total: int, *sizes: int) -> tuple[int, ...]:
-    """How much to move at once: powers of four, and one for each member of a class.
+    """How much to move at once: powers of four, and some sizes that matter.
 
     >>> steps(20, 8, 32)
     (1, 4, 8, 16)
     """
-    found = {size for size in sizes if size <= total}
+    found = {size for size in sizes if 0 < size <= total}
     step = 1
     while step <= total:
         found.add(step)
