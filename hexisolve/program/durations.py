@@ -46,8 +46,8 @@ from hexisolve.program.instructions import (
 )
 from hexisolve.program.played import Run, WorkKind
 
-# PRE, EXCHANGE, ATTN_OPEN, ATTN_BLOCK, ATTN_CLOSE, EXCHANGE, POST.
-_LAUNCHES_IN_TEMPLATE = 7
+# PRE, EXCHANGE, ATTN_OPEN, ATTN_CLOSE, EXCHANGE, POST; blocks go with OPEN and the ring's hops.
+_LAUNCHES_IN_TEMPLATE = 6
 
 
 def pair_count(pair: AttnPair) -> int:

@@ -15,8 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 from hexisolve.program.link_sharing import Links, Load, SharedLinks
 from hexisolve.program.lowering import Lowering
-from hexisolve.program.played import Aside, LayerCall, LayerKey, Meet, Phase, Post, Span
+from hexisolve.program.played import Aside, LayerCall, LayerKey, Meet, Post, Span
 from hexisolve.program.player import Player
+from hexisolve.program.rank_program import Phase
 
 MAX_PLAYS = 16
 """Plays of one layer list; later ones take the nearest situation that was played."""
@@ -243,7 +244,7 @@ def _distance(
     play: LayerPlay, offsets: Mapping[int, float], situation: Situation, alone_s: float
 ) -> float:
     """How unlike a play is: shares of edges, and mean offsets in layer times."""
-    edges = 0
+    edges = 0.0
     for ours, theirs in zip(situation, play.situation, strict=True):
         here = {entry[0]: entry[1] for entry in ours}
         there = {entry[0]: entry[1] for entry in theirs}

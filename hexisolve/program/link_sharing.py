@@ -5,22 +5,23 @@ collective. On every edge each flow gets the same share, so a job with c of the 
 c / C of its capacity; the job advances at the pace of its slowest edge. Flows of what runs aside
 (gathers of the next layer's weights) weigh a sixteenth: they yield to what a rank waits for.
 
-A job alone therefore takes
-``max over edges (bytes / capacity)``, the flow rule of docs/cost-model.md, and two jobs that are
-limited by the same edge take the sum of their times.
+A job alone therefore takes ``max over edges (bytes / capacity)``, the flow rule of
+docs/cost-model.md, and two jobs that are limited by the same edge take the sum of their times.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from hexisolve.cost.communication import FlowNetwork, flow_network
 from hexisolve.data.instance import Instance
 
+_INFINITE = float("inf")
+_SAME_MOMENT = 1e-12
 YIELD = 16
 """How many flows that run aside weigh as much as one that a rank waits for."""
 FlowBytes = tuple[int, int, float]
@@ -47,6 +48,16 @@ class Load:
     edge_bytes: tuple[float, ...]
     num_flows: tuple[float, ...]
     latency_s: float
+    flows_per_byte: tuple[tuple[int, float], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ratios = (
+            (edge, flows / num_bytes)
+            for edge, num_bytes, flows in zip(
+                self.edges, self.edge_bytes, self.num_flows, strict=True
+            )
+        )
+        object.__setattr__(self, "flows_per_byte", tuple(ratios))
 
     def yielding(self) -> Load:
         """The same load with flows that weigh a sixteenth."""
@@ -126,6 +137,8 @@ class Job:
 class SharedLinks:
     """The jobs that are on their way, and when the next one ends.
 
+    Changes of one moment are collected; paces are worked out once when time goes on.
+
     Parameters
     ----------
     bytes_per_s
@@ -137,24 +150,36 @@ class SharedLinks:
     def __init__(
         self, bytes_per_s: Sequence[float], taken_bytes_per_s: Mapping[int, float] | None = None
     ) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._taken = dict(taken_bytes_per_s or {})
+        self._capacity = list(bytes_per_s)
+        self._free = list(bytes_per_s)
         self._users: dict[int, dict[Job, None]] = {}
-        self._num_flows: dict[int, float] = {}
+        self._num_flows = [0.0] * len(self._capacity)
         self._ends: list[tuple[float, int, int, Job]] = []
         self._num_announced = 0
+        self._changed: dict[int, None] = {}
+        self._new: list[Job] = []
+        self._now_s = 0.0
+        self._taken: dict[int, float] = {}
+        if taken_bytes_per_s:
+            self.set_taken(taken_bytes_per_s, 0.0)
 
     def add(self, load: Load, now_s: float, tag: object) -> Job:
         """Start a job. One without bytes ends at once."""
+        self._go_to(now_s)
         job = Job(load, 1.0, 0.0, now_s, 0, tag)
         for edge, flows in zip(load.edges, load.num_flows, strict=True):
-            self._users.setdefault(edge, {})[job] = None
-            self._num_flows[edge] = self._num_flows.get(edge, 0.0) + flows
-        self._repace(load.edges, now_s, job)
+            users = self._users.get(edge)
+            if users is None:
+                users = self._users[edge] = {}
+            users[job] = None
+            self._num_flows[edge] += flows
+            self._changed[edge] = None
+        self._new.append(job)
         return job
 
     def next_end_s(self) -> float | None:
         """When the next job has moved its bytes; None when nothing moves."""
+        self._settle()
         while self._ends:
             end_s, _, version, job = self._ends[0]
             if version == job.version:
@@ -162,26 +187,37 @@ class SharedLinks:
             heapq.heappop(self._ends)
         return None
 
-    def pop(self) -> Job:
-        """Take the job that ends next off the links."""
-        end_s, _, _, job = heapq.heappop(self._ends)
-        for edge, flows in zip(job.load.edges, job.load.num_flows, strict=True):
-            users = self._users[edge]
-            del users[job]
-            self._num_flows[edge] = self._num_flows[edge] - flows if users else 0.0
-        job.version += 1
-        self._repace(job.load.edges, end_s, None)
-        return job
+    def pop(self) -> list[Job]:
+        """Take the jobs that end next, all at one moment, off the links."""
+        end_s = self.next_end_s()
+        assert end_s is not None
+        latest_s = end_s + abs(end_s) * _SAME_MOMENT
+        ended = []
+        while self._ends and self._ends[0][0] <= latest_s:
+            _, _, version, job = heapq.heappop(self._ends)
+            if version != job.version:
+                continue
+            ended.append(job)
+            job.version += 1
+            for edge, flows in zip(job.load.edges, job.load.num_flows, strict=True):
+                users = self._users[edge]
+                del users[job]
+                self._num_flows[edge] = self._num_flows[edge] - flows if users else 0.0
+                self._changed[edge] = None
+        self._now_s = max(self._now_s, end_s)
+        return ended
 
     def set_taken(self, taken_bytes_per_s: Mapping[int, float], now_s: float) -> None:
         """Change what others use of the links from now on."""
-        changed = [
-            edge
-            for edge in self._taken.keys() | taken_bytes_per_s.keys()
-            if self._taken.get(edge, 0.0) != taken_bytes_per_s.get(edge, 0.0)
-        ]
+        self._go_to(now_s)
+        for edge in self._taken.keys() | taken_bytes_per_s.keys():
+            capacity, taken = self._capacity[edge], taken_bytes_per_s.get(edge, 0.0)
+            # Others never push a job below an even share of the edge.
+            free = max(capacity - taken, capacity / 2)
+            if free != self._free[edge]:
+                self._free[edge] = free
+                self._changed[edge] = None
         self._taken = dict(taken_bytes_per_s)
-        self._repace(changed, now_s, None)
 
     def waiting(self, now_s: float) -> dict[int, tuple[float, float]]:
         """Edge -> (bytes, flows) that are on their way over it."""
@@ -197,16 +233,24 @@ class SharedLinks:
                 )
         return found
 
-    def _repace(self, edges: Iterable[int], now_s: float, new: Job | None) -> None:
-        """Give every job on these edges its pace of now."""
-        affected: dict[Job, None] = {} if new is None else {new: None}
-        for edge in edges:
-            users = self._users.get(edge)
-            if users:
-                affected.update(users)
+    def _go_to(self, now_s: float) -> None:
+        if now_s > self._now_s:
+            self._settle()
+            self._now_s = now_s
+
+    def _settle(self) -> None:
+        """Give every job on an edge that changed its pace of now."""
+        if not self._changed and not self._new:
+            return
+        affected = dict.fromkeys(self._new)
+        for edge in self._changed:
+            affected.update(self._users.get(edge, ()))
+        self._changed.clear()
+        self._new.clear()
+        now_s = self._now_s
         for job in affected:
             per_s = self._pace(job.load)
-            if per_s == job.per_s and job is not new:
+            if per_s == job.per_s:
                 continue
             if now_s > job.since_s:
                 job.left = max(job.left - (now_s - job.since_s) * job.per_s, 0.0)
@@ -214,18 +258,15 @@ class SharedLinks:
             job.per_s = per_s
             job.version += 1
             self._num_announced += 1
-            end_s = job.since_s + (job.left / per_s if per_s != float("inf") else 0.0)
+            end_s = job.since_s + (job.left / per_s if per_s != _INFINITE else 0.0)
             heapq.heappush(self._ends, (end_s, self._num_announced, job.version, job))
 
     def _pace(self, load: Load) -> float:
         """Share of the load that moves per second: the slowest of its edges."""
-        slowest = float("inf")
-        for edge, num_bytes, flows in zip(load.edges, load.edge_bytes, load.num_flows, strict=True):
-            capacity = self._bytes_per_s[edge]
-            if edge in self._taken:
-                # Others never push a job below an even share of the edge.
-                capacity = max(capacity - self._taken[edge], capacity / 2)
-            pace = capacity * flows / (self._num_flows[edge] * num_bytes)
+        free, num_flows = self._free, self._num_flows
+        slowest = _INFINITE
+        for edge, flows_per_byte in load.flows_per_byte:
+            pace = free[edge] / num_flows[edge] * flows_per_byte
             if pace < slowest:
                 slowest = pace
         return slowest

@@ -106,8 +106,10 @@ class Lowering:
                     ahead.number += 1
                 else:
                     for played in self._instruction(program, item.instruction, None, 0.0):
-                        is_work = isinstance(played, Run)
-                        yield replace(played, chunk=item.chunk) if is_work else played
+                        if isinstance(played, Run):
+                            yield replace(played, chunk=item.chunk)
+                        else:
+                            yield played
                 continue
             template = program.templates[item.template]
             added = [i for i in template.instructions if isinstance(i, Reduce)]

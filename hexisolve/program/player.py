@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hexisolve.program.link_sharing import Load, SharedLinks
+from hexisolve.program.link_sharing import Job, Load, SharedLinks
 from hexisolve.program.played import (
     Aside,
     Await,
@@ -26,6 +26,8 @@ from hexisolve.program.played import (
     Send,
     Span,
 )
+
+_NEVER = float("inf")
 
 
 class StuckError(RuntimeError):
@@ -124,33 +126,23 @@ class Player:
         """
         for rank, state in self._ranks.items():
             self._at(state.now_s, rank)
-        layers = self._layers
-        while True:
+        while self._events or self._links.next_end_s() is not None:
+            if self._events and self._events[0][0] <= self._now_s:
+                self._event()
+                continue
             end_s = self._links.next_end_s()
-            if layers is not None and self._events:
-                next_s = min(self._events[0][0], float("inf") if end_s is None else end_s)
-                if next_s >= layers.next_change_s:
-                    self._now_s = max(self._now_s, layers.next_change_s)
-                    layers.change(self._now_s)
-                    continue
-            if self._events and (end_s is None or self._events[0][0] <= end_s):
-                time_s, _, what = heapq.heappop(self._events)
-                self._now_s = max(self._now_s, time_s)
-                if isinstance(what, int):
-                    self._go_on(what, time_s)
-                else:
-                    self._arrived(what)
-            elif end_s is not None:
+            next_s = min(
+                self._events[0][0] if self._events else _NEVER, _NEVER if end_s is None else end_s
+            )
+            if self._layers is not None and next_s >= self._layers.next_change_s:
+                self._now_s = max(self._now_s, self._layers.next_change_s)
+                self._layers.change(self._now_s)
+            elif next_s == end_s:
                 self._now_s = max(self._now_s, end_s)
-                job = self._links.pop()
-                groups = job.tag
-                assert isinstance(groups, tuple)
-                if job.load.latency_s:
-                    self._at(self._now_s + job.load.latency_s, groups)
-                else:
-                    self._arrived(groups)
+                for job in self._links.pop():
+                    self._moved(job)
             else:
-                break
+                self._event()
         stuck = [rank for rank, state in self._ranks.items() if state.end_s is None]
         if stuck:
             raise StuckError(f"ranks {stuck[:8]} of {len(stuck)} wait for ever")
@@ -159,6 +151,24 @@ class Player:
     def spans(self) -> dict[int, list[Span]]:
         """What every rank did, in order."""
         return {rank: state.spans for rank, state in self._ranks.items()}
+
+    def _event(self) -> None:
+        """Let the next event happen."""
+        time_s, _, what = heapq.heappop(self._events)
+        self._now_s = max(self._now_s, time_s)
+        if isinstance(what, int):
+            self._go_on(what, time_s)
+        else:
+            self._arrived(what)
+
+    def _moved(self, job: Job) -> None:
+        """The bytes of a job are through; a latency later its ends know."""
+        groups = job.tag
+        assert isinstance(groups, tuple)
+        if job.load.latency_s:
+            self._at(self._now_s + job.load.latency_s, groups)
+        else:
+            self._arrived(groups)
 
     def _at(self, time_s: float, what: int | tuple[_Group, ...]) -> None:
         self._num_events += 1

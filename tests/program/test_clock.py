@@ -1,0 +1,186 @@
+"""The clock: fast play equals flat play, and the cost model where nothing is finer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from hexisolve.data.constants import CostConstants
+from hexisolve.data.instance import Instance
+from hexisolve.data.instance_file import resolve_cluster, resolve_model
+from hexisolve.data.workload import Workload
+from hexisolve.errors import UnsupportedPlanError
+from hexisolve.plan.evaluate import evaluate
+from hexisolve.plan.plan import BatchPlan, Plan, ReplicaBatch
+from hexisolve.program.clock import play_flat, simulate, simulate_programs
+from hexisolve.program.compile import compile_plan
+from hexisolve.program.link_sharing import SharedLinks
+from hexisolve.program.played import Await, Meet, Played, Post, Run
+from hexisolve.program.player import Player, StuckError
+from hexisolve.program.timeline import Timeline
+from hexisolve.solvers.baselines import baselines
+from tests.plans import CASES, large, one_rank, three_stages, two_stages
+
+
+@pytest.fixture(scope="module")
+def played() -> Timeline:
+    return simulate(*three_stages(), ring_blocks=8)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_layers_played_once_give_the_time_of_every_event(name: str) -> None:
+    programs = compile_plan(*CASES[name](), ring_blocks=8)
+    flat, fast = play_flat(programs), simulate_programs(programs)
+    assert fast.step_time_s == pytest.approx(flat.step_time_s, rel=1e-5)
+    for ours, theirs in zip(fast.devices, flat.devices, strict=True):
+        assert ours.busy_s == pytest.approx(theirs.busy_s, rel=1e-6)
+
+
+def test_one_device_takes_what_evaluate_says() -> None:
+    """No links, no bubbles: FLOP over rate, launches, optimizer."""
+    instance, plan = one_rank()
+    assert simulate(instance, plan).step_time_s == pytest.approx(
+        evaluate(instance, plan).step_time_s, rel=1e-9
+    )
+
+
+def test_a_pipeline_of_equal_stages_has_its_bubbles() -> None:
+    """(n - 1 + P) t for n equal chunks on P equal stages, transfers apart."""
+    instance, plan = large(4, 4, 8, 8, 1, context_tokens=4096)
+    timeline = simulate(instance, plan)
+    evaluation = evaluate(instance, plan)
+    assert timeline.step_time_s == pytest.approx(evaluation.step_time_s, rel=0.05)
+    assert timeline.bubble_share == pytest.approx(evaluation.bubble_share, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["ulysses", "usp", "proportional"])
+def test_baselines_lie_within_5_percent_of_evaluate(name: str) -> None:
+    workload = Workload(context_tokens=65_536, batch_sequences=2)
+    instance = Instance(resolve_cluster("mixed-16"), resolve_model("llama-2-13b"), workload)
+    plan = baselines(instance, names=[name])[name].plan
+    assert plan is not None
+    timeline = simulate(instance, plan)
+    assert timeline.step_time_s == pytest.approx(evaluate(instance, plan).step_time_s, rel=0.05)
+
+
+def test_many_layers_and_chunks_need_few_plays() -> None:
+    instance, plan = large(16, 2, 40, 8, 2, context_tokens=16_384)
+    timeline = simulate(instance, plan)
+    assert len(timeline.runs) == 40 * 8 * 2
+    assert timeline.num_plays <= 30
+
+
+def test_overheads_cost_what_they_say() -> None:
+    """15 us for each of 8 launches in 4 layers, forward and backward, 2 chunks."""
+    instance, plan = one_rank()
+    free = replace(instance, cost=CostConstants(launch_overhead_s=0.0))
+    difference = simulate(instance, plan).step_time_s - simulate(free, plan).step_time_s
+    assert difference == pytest.approx(15e-6 * 8 * 4 * 2 * 2, rel=1e-6)
+
+
+def test_faster_links_and_devices_never_make_a_step_longer() -> None:
+    workload = Workload(context_tokens=16_384, batch_sequences=2)
+    model = resolve_model("llama-2-7b")
+    slow = Instance(resolve_cluster("mixed-16"), model, workload)
+    plan = baselines(slow, names=["usp"])["usp"].plan
+    assert plan is not None
+    slow_s = simulate(slow, plan).step_time_s
+    wide = Instance(resolve_cluster("mixed-16-fast"), model, workload)
+    assert simulate(wide, plan).step_time_s <= slow_s
+    quick = Instance(slow.cluster.with_speed("A100-SXM-80GB", 1.5), model, workload)
+    assert simulate(quick, plan).step_time_s < slow_s
+
+
+def test_seconds_of_a_device_sum_to_the_step(played: Timeline) -> None:
+    for device in played.devices:
+        assert device.busy_s > 0
+        assert device.busy_s + device.exchange_s + device.idle_s == pytest.approx(
+            played.step_time_s
+        )
+
+
+def test_spans_of_a_rank_do_not_overlap_and_name_their_layer(played: Timeline) -> None:
+    for times in played.ranks:
+        spans = list(played.spans(times.rank))
+        for first, second in pairwise(spans):
+            assert first.end_s <= second.start_s + 1e-12
+        layers = {span.layer for span in spans if span.kind == "attention"}
+        assert layers == set(range(*two_or_three_layers(times.stage)))
+        assert spans[-1].end_s <= played.step_time_s + 1e-12
+
+
+def two_or_three_layers(stage: int) -> tuple[int, int]:
+    return three_stages()[1].layout.replicas[0].stages[stage].layers
+
+
+def test_operations_follow_the_schedule(played: Timeline) -> None:
+    _, plan = three_stages()
+    rows = plan.batch.replicas[0].pipelines[0].schedule
+    for number, row in enumerate(rows):
+        assert [f"{kind}{chunk}" for _, _, kind, chunk in played.operations(number)] == list(row)
+
+
+@pytest.mark.parametrize("detail", ["layer", "instruction"])
+def test_the_trace_has_a_row_for_every_rank(played: Timeline, tmp_path: Path, detail: str) -> None:
+    path = tmp_path / "step trace é.json"
+    played.write_trace(path, detail=detail)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == [path]
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {(e["pid"], e["tid"]) for e in slices} == {
+        (times.stage_number, times.rank) for times in played.ranks
+    }
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {f"rank {times.rank} {times.device}" for times in played.ranks}
+    assert all(event["dur"] >= 0 for event in slices)
+    latest = max(event["ts"] + event["dur"] for event in slices)
+    assert latest == pytest.approx(played.step_time_s * 1e6, rel=1e-3)
+
+
+def test_the_text_has_a_line_for_every_stage(played: Timeline) -> None:
+    lines = played.text(80).splitlines()
+    rows = [line for line in lines if line.startswith("stage")]
+    assert len(rows) == 3
+    assert all(len(row) == 80 for row in rows)
+    assert "0" in rows[0]
+    assert "a" in rows[0]
+    assert rows[2].index("0") > rows[0].index("0 " if "0 " in rows[0] else "0")
+
+
+def test_offload_is_refused_by_name() -> None:
+    instance, plan = two_stages()
+    (batch,) = plan.batch.replicas
+    (pipeline,) = batch.pipelines
+    moved = replace(pipeline, offload=((1, 0, 0), (0, 0, 0)))
+    changed: Plan = replace(plan, batch=BatchPlan((ReplicaBatch((moved,)),)))
+    with pytest.raises(UnsupportedPlanError, match="offload"):
+        simulate(instance, changed)
+
+
+def test_ranks_that_wait_for_ever_are_named() -> None:
+    lists: dict[int, list[Played]] = {0: [Run(1.0, "pre"), Await("never")], 1: []}
+    lists[0].insert(1, Post("never", (("channel", (lone_send(),)),)))
+    with pytest.raises(StuckError, match=r"ranks \[0\]"):
+        Player(lists, SharedLinks([1.0])).play()
+
+
+def lone_send():  # type: ignore[no-untyped-def]
+    from hexisolve.program.link_sharing import Load
+    from hexisolve.program.played import Send
+
+    return Send(("channel", 0, 1), True, Load((0,), (1.0,), (1.0,), 0.0))
+
+
+def test_a_collective_begins_when_the_last_member_has_come() -> None:
+    from hexisolve.program.link_sharing import Load
+
+    meet = Meet("channel", 2, Load((0,), (4.0,), (1.0,), 0.5))
+    lists: dict[int, list[Played]] = {0: [Run(1.0, "pre"), meet], 1: [Run(3.0, "pre"), meet]}
+    player = Player(lists, SharedLinks([2.0]))
+    assert player.play() == {0: 5.5, 1: 5.5}
+    kinds = [(span.kind, span.start_s, span.end_s) for span in player.spans()[0]]
+    assert kinds == [("pre", 0.0, 1.0), ("wait", 1.0, 3.0), ("exchange", 3.0, 5.5)]
