@@ -167,11 +167,7 @@ def comparison_table(answer: Answer) -> Table:
             name, format_seconds(step_time_s), f"{num_tokens / step_time_s:,.0f}", ratio, why
         )
 
-    add(
-        "hexisolve",
-        best_s,
-        "" if best_s else str(answer.result.diagnosis or answer.result.status.value),
-    )
+    add("hexisolve", best_s, "" if best_s else answer.result.status.value)
     for name, entry in answer.baselines.items():
         add(name, entry.step_time_s, entry.reason)
     fits = sum(entry.step_time_s is not None for entry in answer.baselines.values())
