@@ -93,17 +93,28 @@ class PipelineTable:
 
     def value_s(self, configuration: Configuration) -> float:
         """Least step time of a configuration by F1 and F2."""
+        seconds = []
+        after = 0
+        for j, choice in enumerate(reversed(configuration)):
+            place = (j, choice.column, after, choice.num_layers)
+            seconds.append((float(self.time_s[place]), float(self.total_s[place])))
+            after += choice.num_layers
+        return self.value_of(configuration, seconds[::-1])
+
+    def value_of(
+        self, configuration: Configuration, seconds: Sequence[tuple[float, float]]
+    ) -> float:
+        """The same for other seconds of the stages: (shortest chunk, all chunks), in order."""
         n = self.num_chunks
         behind, rows = 0.0, []
         after = 0
         for j, choice in enumerate(reversed(configuration)):
-            seconds = float(self.time_s[j, choice.column, after, choice.num_layers])
-            total = float(self.total_s[j, choice.column, after, choice.num_layers])
+            own, total = seconds[len(seconds) - 1 - j]
             finish = float(self.finish_s[choice.column, after, choice.num_layers])
-            rows += [finish, total - seconds - behind + finish]
-            rows += [k * behind + (n - 1 - k * j) * seconds + finish for k in self.loops(j)]
+            rows += [finish, total - own - behind + finish]
+            rows += [k * behind + (n - 1 - k * j) * own + finish for k in self.loops(j)]
             after += choice.num_layers
-            behind += seconds
+            behind += own
             if after < self.num_layers:
                 behind += float(self.entry_s[choice.column])
         return behind + max(rows)

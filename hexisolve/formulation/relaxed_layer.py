@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from hexisolve.data.cluster import Device
 from hexisolve.data.constants import CostConstants
@@ -46,6 +47,8 @@ class ColumnShape:
         Sets of devices with limited borders: hosts, devices behind one switch.
     device_bytes_per_s
         Sum over the devices of what each can receive from, or send to, the others (the lesser).
+    own_bytes_per_s
+        Per device, the larger of what it can receive and send.
     slowest_bytes_per_s
         Narrowest border that a ring over all devices must enter.
     """
@@ -54,6 +57,7 @@ class ColumnShape:
     devices: tuple[Device, ...]
     cuts: tuple[Cut, ...]
     device_bytes_per_s: float
+    own_bytes_per_s: FloatArray
     slowest_bytes_per_s: float
 
     @cached_property
@@ -90,12 +94,24 @@ def column_shape(rates: CutRates, numbers: Sequence[int]) -> ColumnShape:
             sent.append(rates.rate_bytes_per_s([number], others))
     cuts = column_cuts(rates, numbers, [device.host for device in devices])
     slowest = min((*received, *(cut.in_bytes_per_s for cut in cuts)), default=np.inf)
-    return ColumnShape(tuple(numbers), devices, cuts, min(sum(received), sum(sent)), slowest)
+    own = np.maximum(received, sent)
+    total = min(sum(received), sum(sent))
+    return ColumnShape(tuple(numbers), devices, cuts, total, own, slowest)
 
 
 def compute_bound_s(seconds: FloatArray) -> float:
     """R1 for one kind of work: ``1 / sum 1 / c_r``, all devices busy until the end."""
     return float(1.0 / (1.0 / seconds).sum())
+
+
+def two_pass_bound_s(forward_s: FloatArray, backward_s: FloatArray) -> float:
+    """R1: least ``max_r f_r x_r + max_r b_r x_r`` with the same shares in both passes.
+
+    With F = theta B the shares are ``min(F / f_r, B / b_r)``; the best theta is some f_r / b_r.
+    """
+    theta = forward_s / backward_s
+    shares = np.minimum(theta[:, None] / forward_s, 1 / backward_s).sum(axis=1)
+    return float(((1 + theta) / shares).min())
 
 
 def two_work_bound_s(dense_s: FloatArray, attention_s: FloatArray) -> float:
@@ -218,6 +234,14 @@ class _CutRows:
         self.query_s = np.array(
             [_exchange_s(load, policy, load.query_bytes, *pair) for pair in rates]
         )
+        # A KV head whose query heads are all on one rank crosses with its queries and outputs.
+        is_whole = load.query_heads == load.kv_heads
+        fetched = (everything, load.output_bytes) if is_whole else (load.kv_bytes, 0.0)
+        self.fetch_s = per_cut(
+            np.array([_exchange_s(load, policy, fetched[0], *pair, fetched[1]) for pair in rates])
+        )
+        self.stays_inside = _GroupShare(load, policy, column, inside, self.fetch_s)
+        self.stays_outside = _GroupShare(load, policy, column, ~inside, self.fetch_s)
 
     def __call__(self, all_to_all: FloatArray, limit: float) -> FloatArray:
         """For each A, the largest row, A itself left out of it."""
@@ -230,17 +254,22 @@ class _CutRows:
         low = np.clip(1.0 - limit * self.speed_outside - deviation, 0.0, 1.0)
         places = low + (high - low) * np.linspace(0, 1, _NUM_SEGMENTS + 1)[None, :, None]
         near, far = places[:, :-1], places[:, 1:]
-        visiting, returning = load.ring_backward_bytes
-        forward = (1 - far) * load.ring_forward_bytes / self.rate_in
-        back = np.minimum(
-            (1 - far) * visiting + far * returning, (1 - near) * visiting + near * returning
-        )
-        backward = back / self.rate_in + repeats[4] * forward
         product = np.minimum(near * (1 - near), far * (1 - far))
         closed = exchange / np.maximum(self.crossing_s * product, 1e-30)
-        # One second of A replaces at least one second of ring in any case (split KV heads).
-        ring_f = np.maximum(np.minimum(forward * (1 - closed), forward - exchange), 0.0)
-        ring_b = np.maximum(np.minimum(backward * (1 - closed), backward - exchange), 0.0)
+        visiting, returning = (width / self.rate_in for width in load.ring_backward_bytes)
+        # What the first group inside, and the last outside, need not receive: at most the tokens
+        # of their side, and of the other side what a second of A carries (split KV heads); and at
+        # most what the exchange inside the group can collect.
+        opened = np.maximum(1 - closed, 0.0)
+        fetched = exchange / self.fetch_s
+        inside = np.minimum(
+            self.stays_inside(exchange, opened, limit), opened * far + fetched
+        )
+        outside = np.minimum(
+            self.stays_outside(exchange, opened, limit), opened * (1 - near) + fetched
+        )
+        ring_f = np.maximum(opened - inside, 0.0) * visiting
+        ring_b = (1 + repeats[4]) * ring_f + np.maximum(opened - outside, 0.0) * returning
         own = np.maximum(near - deviation, 0.0)
         rows = np.maximum(own / self.speed_forward, self.dense_s + ring_f) + np.maximum(
             own / self.speed_backward, (2 + repeats[0]) * self.dense_s + ring_b
@@ -249,20 +278,62 @@ class _CutRows:
         return result
 
 
+class _GroupShare:
+    """R7: largest share of the tokens that the group of a head can have, averaged over heads.
+
+    The rank that computes the head holds x_r of them, at most an even share T / c_r on average,
+    and receives the rest through its own link: ``S <= T / c + A (rate / bytes + ...)``.
+    """
+
+    def __init__(
+        self, load: LayerLoad, policy: Policy, column: ColumnShape,
+        inside: npt.NDArray[np.bool_], crossing_s: FloatArray,
+    ) -> None:  # fmt: skip
+        repeats = REPEATS[policy]
+        dense = (3 + repeats[0]) * load.dense_s
+        joint = load.forward_s() + load.backward_s(policy)
+        is_whole = load.query_heads == load.kv_heads
+        exchanged = (2 + repeats[2]) * load.kv_bytes
+        if is_whole:
+            exchanged += (2 + repeats[2]) * load.query_bytes + (2 + repeats[3]) * load.output_bytes
+
+        def least(values: FloatArray) -> FloatArray:
+            return np.where(inside, values, np.inf).min(axis=1)[:, None, None]
+
+        self.per_second = (inside @ column.own_bytes_per_s)[:, None, None] / exchanged
+        # A KV head whose query heads are spread over ranks costs each little attention: such a
+        # rank may hold as many tokens as its dense work allows.
+        self.alone_s = least(dense)
+        if is_whole:
+            share = dense / joint
+            spread = -least(-share) - least(share)
+            self.alone_s = least(joint) / (1 + spread)
+            self.per_second = self.per_second + (1 - least(share)) / crossing_s
+
+    def __call__(self, exchange: FloatArray, opened: FloatArray, limit: float) -> FloatArray:
+        """Upper limit of S over the heads that are open, for layers of at most `limit` seconds."""
+        result: FloatArray = exchange * self.per_second + opened * limit / self.alone_s
+        return result
+
+
 def _exchange_s(
-    load: LayerLoad, policy: Policy, before_bytes: float, rate_in: float, rate_out: float
+    load: LayerLoad,
+    policy: Policy,
+    before_bytes: float,
+    rate_in: float,
+    rate_out: float,
+    after_bytes: float | None = None,
 ) -> float:
     """All-to-all seconds of F + B per unit of tokens x heads that crosses a border one way.
 
     The cheaper direction; backward runs the exchanges the other way round.
     """
     before, after = REPEATS[policy][2:4]
+    output = load.output_bytes if after_bytes is None else after_bytes
 
     def one_way(there: float, back: float) -> float:
-        return (
-            (1 + before) * before_bytes / there + (1 + after) * load.output_bytes / back
-            + before_bytes / back + load.output_bytes / there
-        )  # fmt: skip
+        forward = (1 + before) * before_bytes / there + (1 + after) * output / back
+        return forward + before_bytes / back + output / there
 
     return min(one_way(rate_in, rate_out), one_way(rate_out, rate_in))
 
@@ -279,7 +350,7 @@ def _mixed_s(
     repeats = REPEATS[policy]
     joint = load.forward_s() + load.backward_s(policy)
     dense_all = (3 + repeats[0]) * load.dense_s
-    even_s = compute_bound_s(joint)
+    even_s = two_pass_bound_s(load.forward_s(), load.backward_s(policy))
     free_s = two_work_bound_s(dense_all, joint - dense_all)
     if not load.is_proportional:
         even_s = free_s
@@ -287,7 +358,10 @@ def _mixed_s(
     cells = np.array([*(share * even_s for share in _FRACTIONS), np.inf])
     upper = np.minimum(cells[1:], 1e30)
     # R5: the gain of unlike shares of tokens and attention.
-    alpha = (joint - dense_all) / joint
+    alpha = np.concatenate([
+        1 - load.dense_s / load.forward_s(),
+        1 - (2 + repeats[0]) * load.dense_s / load.backward_s(policy),
+    ])  # fmt: skip
     gain = np.zeros(len(upper))
     if load.is_proportional:
         gain = (alpha.max() - alpha.min()) * _total_deviation(load, policy, column, upper)

@@ -399,7 +399,9 @@ def _signature(shape: ColumnShape) -> object:
     return devices, cuts, shape.device_bytes_per_s
 
 
-def relaxed_problem(instance: Instance, num_stages: int | None = None) -> RelaxedProblem:
+def relaxed_problem(
+    instance: Instance, num_stages: int | None = None, keep_all: bool = False
+) -> RelaxedProblem:
     """Price every column of an instance from below.
 
     Parameters
@@ -408,6 +410,8 @@ def relaxed_problem(instance: Instance, num_stages: int | None = None) -> Relaxe
         What is to be placed.
     num_stages
         Most stages wanted; None for up to 8.
+    keep_all
+        Keep columns that are never better by their relaxed prices: real prices may differ.
     """
     classes = unit_classes(instance.cluster)
     num_units = sum(entry.count for entry in classes)
@@ -430,7 +434,7 @@ def relaxed_problem(instance: Instance, num_stages: int | None = None) -> Relaxe
                 units.append(counts)
                 entries.append(pricer.entry_s(numbers))
                 stages.append(stage)
-    kept = undominated(units, entries, stages)
+    kept = list(range(len(columns))) if keep_all else undominated(units, entries, stages)
     table = make_table(
         pricer, [units[i] for i in kept], [entries[i] for i in kept], [stages[i] for i in kept],
         tuple(entry.count for entry in classes),

@@ -12,6 +12,7 @@ import numpy as np
 from hexisolve.cost.flop import (
     attention_backward_flop,
     attention_forward_flop,
+    dense_forward_flop,
     head_forward_flop,
     query_pairs,
 )
@@ -147,8 +148,9 @@ class Ring:
             total = np.where((owned > 0).all(axis=1), total, np.inf)
         return total
 
-    def start(self, policy: int) -> tuple[list[float], list[float]]:
-        """Real shares by water-filling: every group, and every rank in it, ends together."""
+    @cached_property
+    def _filled(self) -> tuple[list[float], list[float]]:
+        """Real shares by water-filling without recompute: all groups and ranks end together."""
         book, gauge, s = self.search.book, self.gauge, self.search.num_tokens
         dense = 0.0
         attention: Floats = np.zeros(len(gauge.dense))
@@ -156,11 +158,9 @@ class Ring:
             spec = layer.attention
             widths = (spec.qk_head_dim, spec.v_head_dim)
             pairs = query_pairs(0, s, s, spec.window_tokens, book.is_causal) / s
-            times = 3.0 if policy == 2 else 4.0
-            dense = dense + weight * 2.0 * times * layer.matmul_parameters
+            dense = dense + weight * 3.0 * dense_forward_flop(layer.matmul_parameters, 1)
             attention = attention + weight * spec.num_q_heads * pairs * (
-                attention_forward_flop(*widths, 1, 1) * (2.0 if policy == 0 else 1.0)
-                / gauge.attention_forward
+                attention_forward_flop(*widths, 1, 1) / gauge.attention_forward
                 + attention_backward_flop(*widths, 1, 1) / gauge.attention_backward
             )  # fmt: skip
         speed: Floats = 1.0 / attention
@@ -177,14 +177,12 @@ class Ring:
 
     def _plain(self) -> list[tuple[list[float], list[float]]]:
         """Water-filling, flattened, and even token shares."""
-        tokens, heads = self.start(2)
+        tokens, heads = self._filled
         return [(tokens, heads), (np.sqrt(tokens).tolist(), heads), ([1.0] * len(tokens), heads)]
 
     def _expanded(self, rows: Sequence[tuple[list[float], list[float]]]) -> tuple[Ints, Ints]:
-        rounded = [self.space.rounded(*row) for row in rows]
-        return self.space.expand(
-            np.concatenate([row[0] for row in rounded]), np.concatenate([row[1] for row in rounded])
-        )
+        tokens, heads = zip(*rows, strict=True)
+        return self.space.expand(*self.space.rounded(tokens, heads))
 
     @cached_property
     def begin(self) -> tuple[float, Candidate]:
@@ -238,9 +236,9 @@ class Ring:
 
     def leaning(self, candidate: Candidate) -> list[Candidate]:
         """Shares between those of `candidate` and shares in proportion to memory."""
-        space, memory = self.space, self.memory_bytes
+        memory = self.memory_bytes
         total = sum(memory)
-        rows = []
+        rows: list[tuple[list[float], list[float]]] = []
         for lean in LEANINGS:
             tokens = [
                 (1.0 - lean) * own + lean * self.search.num_tokens * size / total
@@ -250,11 +248,8 @@ class Ring:
                 (1.0 - lean) * own + lean * self.search.num_heads * size / total
                 for own, size in zip(candidate.heads, memory, strict=True)
             ]
-            rows.append(space.rounded(tokens, candidate.heads))
-            rows.append(space.rounded(tokens, heads))
-        units = np.concatenate([row[0] for row in rows])
-        counts = np.concatenate([row[1] for row in rows])
-        shares = space.expand(units, counts)
+            rows += [(tokens, list(map(float, candidate.heads))), (tokens, heads)]
+        shares = self._expanded(rows)
         owned = np.isfinite(self.objective(2, *shares))
         return self.candidates(shares[0][owned], shares[1][owned])
 

@@ -53,11 +53,15 @@ class _EdgeTimes:
         self, network: FlowNetwork, efficiency: float, sources: Ints, targets: Ints
     ) -> None:
         routes = network.route_table(sources, targets)
-        edges, local = np.unique(routes, return_inverse=True)
-        table = np.zeros((len(routes), len(edges)))
-        table[np.arange(len(routes))[:, None], local.reshape(routes.shape)] = 1.0
-        seconds = table / (network.edge_bytes_per_s[edges] * efficiency)
-        seconds = seconds[:, edges < network.num_edges]
+        is_used = np.zeros(network.num_edges + 1, dtype=bool)
+        is_used[routes] = True
+        is_used[-1] = False  # the padding of short routes
+        edges = np.flatnonzero(is_used)
+        column = np.cumsum(is_used) - 1
+        column[-1] = len(edges)
+        table = np.zeros((len(routes), len(edges) + 1))
+        table[np.arange(len(routes))[:, None], column[routes]] = 1.0
+        seconds = table[:, :-1] / (network.edge_bytes_per_s[edges] * efficiency)
         # Edges that carry the same flows at the same rate need not be added up twice.
         marks = np.sqrt(np.arange(1.0, len(seconds) + 1.0)) @ seconds
         _, kept = np.unique(marks, return_index=True)

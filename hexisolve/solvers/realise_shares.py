@@ -9,16 +9,14 @@ from math import comb, prod
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from hexisolve.plan.pieces import split_tokens
 from hexisolve.solvers.realise_gauge import Floats, Ints
 from hexisolve.solvers.realise_structures import Groups
 
 # Rings with at most this many ways to share tokens and heads are searched completely.
 MAX_ALL_SHARES = 3000
 MAX_CLIMBS = 60
-# Weights for largest-remainder splits of real shares.
-_FINE = 1 << 40
 
 # (tokens, heads) of candidates -> seconds, one answer for each row.
 Objective = Callable[[Ints, Ints], Floats]
@@ -79,6 +77,12 @@ class ShareSpace:
                 ]
                 self.classes.append(ClassMembers(np.array(ranks), kind))
         self.num_kinds = len(kinds)
+        # [rank, class]: members of a class, and those in its first group.
+        self._members: Floats = np.zeros((self.num_ranks, len(self.classes)))
+        self._first_members: Floats = np.zeros_like(self._members)
+        for idx, members_of in enumerate(self.classes):
+            self._members[members_of.ranks.ravel(), idx] = 1.0
+            self._first_members[members_of.ranks[0], idx] = 1.0
 
     def expand(self, units: Ints, heads: Ints) -> tuple[Ints, Ints]:
         """(tokens, heads) of every rank from totals of every class; one row for each candidate."""
@@ -94,22 +98,15 @@ class ShareSpace:
         tokens[:, 0] += self.left_over
         return tokens, rank_heads
 
-    def rounded(self, tokens: Sequence[float], heads: Sequence[float]) -> tuple[Ints, Ints]:
-        """Totals of classes nearest to real shares of ranks, as one candidate."""
-        weights = [sum(tokens[r] for r in c.ranks.ravel().tolist()) for c in self.classes]
-        scale = _FINE / sum(weights)
-        units = split_tokens(self.num_units, [round(w * scale) for w in weights])
-        own = [sum(heads[r] for r in c.ranks[0].tolist()) for c in self.classes]
-        whole = [0] * len(own)
+    def rounded(self, tokens: npt.ArrayLike, heads: npt.ArrayLike) -> tuple[Ints, Ints]:
+        """Totals of classes nearest to real shares of ranks, one row for each candidate."""
+        weights = np.atleast_2d(np.asarray(tokens, dtype=np.float64)) @ self._members
+        own = np.atleast_2d(np.asarray(heads, dtype=np.float64)) @ self._first_members
+        whole = np.zeros(own.shape, dtype=np.int64)
         for kind in range(self.num_kinds):
-            members = [idx for idx, c in enumerate(self.classes) if c.kind == kind]
-            total = sum(own[idx] for idx in members)
-            parts = split_tokens(
-                self.num_heads, [round(own[idx] * _FINE / total) for idx in members]
-            )
-            for idx, part in zip(members, parts, strict=True):
-                whole[idx] = part
-        return np.array([units]), np.array([whole])
+            columns = [idx for idx, c in enumerate(self.classes) if c.kind == kind]
+            whole[:, columns] = _largest_remainder(own[:, columns], self.num_heads)
+        return _largest_remainder(weights, self.num_units), whole
 
     def all_shares(self) -> tuple[Ints, Ints]:
         """Every candidate of a small space."""
@@ -228,6 +225,18 @@ def compositions(total: int, num_parts: int) -> Iterator[tuple[int, ...]]:
     for bars in combinations(range(total + num_parts - 1), num_parts - 1):
         edges = (-1, *bars, total + num_parts - 1)
         yield tuple(b - a - 1 for a, b in pairwise(edges))
+
+
+def _largest_remainder(weights: Floats, total: int) -> Ints:
+    """Whole parts of `total` in proportion to each row of weights."""
+    shares = weights / weights.sum(axis=1, keepdims=True) * total
+    parts: Ints = np.floor(shares).astype(np.int64)
+    missing = total - parts.sum(axis=1, keepdims=True)
+    order = np.argsort(parts - shares, axis=1, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(order.shape[1])[None, :], axis=1)
+    parts += place < missing
+    return parts
 
 
 def _spread(totals: Ints, num_parts: int) -> Ints:

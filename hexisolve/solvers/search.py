@@ -13,6 +13,7 @@ from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import HeadGroup, Plan
+from hexisolve.solvers.closing import Closer, can_close
 from hexisolve.solvers.diagnosis import diagnose
 from hexisolve.solvers.drafts import Draft, step_time_s, to_plan
 from hexisolve.solvers.dynamic_program import solve_relaxed
@@ -27,6 +28,7 @@ from hexisolve.solvers.real_stages import real_stages
 from hexisolve.solvers.result import Limit, Progress, Result, Status
 
 _NUM_DRAFTS = 4
+_MAX_CLOSED_DEVICES = 5
 
 
 class Search:
@@ -75,9 +77,13 @@ class Search:
 
     def run(self) -> None:
         """Search until the gap is closed or time is up."""
-        relaxed = self.relaxed = relaxed_problem(self.instance, self.num_stages)
+        is_small = len(self.instance.cluster.devices) <= _MAX_CLOSED_DEVICES
+        relaxed = self.relaxed = relaxed_problem(self.instance, self.num_stages, is_small)
         self._first_plans(relaxed)
-        self._prove(relaxed)
+        if is_small and can_close(relaxed) and relaxed.columns:
+            self._close(relaxed)
+        else:
+            self._prove(relaxed)
 
     def accept_start(self, plan: Plan) -> None:
         """Take a user's plan as the first incumbent."""
@@ -174,6 +180,21 @@ class Search:
             self.diagnosis = diagnose(self.instance, relaxed, self.num_stages)
             return
         self._raise_bound(optimum.bound_s)
+
+    def _close(self, relaxed: RelaxedProblem) -> None:
+        """Enumerate what could still be better."""
+
+        def offer(plan: Plan) -> float:
+            self._offer(plan)
+            return self.value_s
+
+        closer = Closer(relaxed, self.num_stages, offer)
+        closing = closer.run(self.value_s, self.relative_gap, self.deadline)
+        if closing.is_complete and self.plan is None:
+            self.is_infeasible = True
+            self.diagnosis = diagnose(self.instance, relaxed, self.num_stages)
+            return
+        self._raise_bound(closing.bound_s)
 
     def _worst_s(self, relaxed: RelaxedProblem) -> float:
         """A step time that no configuration of the table exceeds."""
