@@ -1,7 +1,7 @@
 """The best real pipeline stage on given devices: groups, ring, shares, ZeRO, recompute.
 
 Found by search, priced by `price_stage`: an upper bound, never a lower one. The ring and its
-shares are searched once per set of devices; numbers of layers then only count (docs/solver.md).
+shares are searched once per set of devices; numbers of layers then only count.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Ring:
 
     search: Search
     groups: Groups
-    device_key: dict[str, object] = field(repr=False)
+    device_key: dict[str, int] = field(repr=False)
 
     @cached_property
     def gauge(self) -> Gauge:
@@ -263,11 +263,28 @@ def rings(search: Search) -> list[Ring]:
     found = [Ring(search, groups, keys) for groups in cuts]
     if is_tiny:
         return found
+    unlike = {_likeness(cluster, ring): ring for ring in reversed(found)}
+    found = list(reversed(unlike.values()))
     plain = sorted(found, key=lambda ring: ring.plain_s)[:MAX_LEANED]
     leaned = sorted(plain, key=lambda ring: ring.begin[0])
     limit = CLIMB_WITHIN * leaned[0].begin[0]
     best = [ring for ring in leaned if ring.begin[0] <= limit][:MAX_CLIMBED]
     return best or leaned[:1]
+
+
+def _likeness(cluster: Cluster, ring: Ring) -> object:
+    """Equal for rings that differ only in which of several like hosts or devices stands where."""
+    groups = []
+    for group in ring.groups:
+        hosts: dict[str, list[str]] = {}
+        for name in group:
+            hosts.setdefault(cluster.device(name).host, []).append(name)
+        hops = 0
+        if len(hosts) == 1:
+            hops = sum(len(cluster.route(group[0], name).edges) for name in group[1:])
+        parts = [tuple(sorted(ring.device_key[n] for n in own)) for own in hosts.values()]
+        groups.append((hops, *sorted(parts)))
+    return tuple(sorted(groups))
 
 
 def reordered(ring: Ring, best: Candidate) -> Iterator[tuple[Ring, Candidate]]:
@@ -288,12 +305,13 @@ def reordered(ring: Ring, best: Candidate) -> Iterator[tuple[Ring, Candidate]]:
         yield other, other.candidates(tokens, heads)[0]
 
 
-def device_keys(cluster: Cluster, devices: Sequence[str]) -> dict[str, object]:
-    """What tells the devices of a set apart: rates, memory, links, company in the box."""
+def device_keys(cluster: Cluster, devices: Sequence[str]) -> dict[str, int]:
+    """Numbers that tell the devices of a set apart: by rates, memory, links, company in the box."""
     boxes: dict[str, list[str]] = {}
     for name in devices:
         boxes.setdefault(cluster.device(name).host, []).append(name)
-    keys: dict[str, object] = {}
+    numbers: dict[object, int] = {}
+    keys: dict[str, int] = {}
     for host, members in boxes.items():
         outside = next((name for name in devices if cluster.device(name).host != host), None)
         for name in members:
@@ -306,9 +324,10 @@ def device_keys(cluster: Cluster, devices: Sequence[str]) -> dict[str, object]:
                 for other in others
                 for pair in ((name, other), (other, name))
             )
-            keys[name] = (
+            key = (
                 device.dense_flop_per_s, device.attention_forward_flop_per_s,
                 device.attention_backward_flop_per_s, device.memory_bytes,
                 device.memory_bytes_per_s, len(members), tuple(links),
             )  # fmt: skip
+            keys[name] = numbers.setdefault(key, len(numbers))
     return keys
