@@ -28,6 +28,7 @@ from hexisolve.solvers.real_stages import real_stages
 from hexisolve.solvers.result import Limit, Progress, Result, Status
 
 _NUM_DRAFTS = 4
+_ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 
 
@@ -67,7 +68,8 @@ class Search:
     def is_closed(self) -> bool:
         """Whether nothing is left to prove."""
         return self.is_infeasible or (
-            self.plan is not None and self.bound_s >= self.value_s * (1 - self.relative_gap)
+            self.plan is not None
+            and self.bound_s >= self.value_s * (1 - self.relative_gap - _ROUNDING)
         )
 
     @property
