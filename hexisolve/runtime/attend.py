@@ -61,9 +61,7 @@ def attention_block(buffers: LayerBuffers, block: AttnBlock) -> None:
     for pair in block.pairs:
         k_SKH, v_SKH = _keys(buffers, pair)
         rows, keys = slice(*pair.q_rows), slice(*pair.k_rows)
-        out_LNH, lse_LN = block_forward(
-            q_LNH[rows], k_SKH[keys], v_SKH[keys], heads, _mask(pair)
-        )
+        out_LNH, lse_LN = block_forward(q_LNH[rows], k_SKH[keys], v_SKH[keys], heads, _mask(pair))
         merge.add(pair.q_rows[0], out_LNH, lse_LN)
 
 
@@ -155,9 +153,7 @@ def exchange_store(
     own_kv = _width(exchange.kv_heads[exchange.member_idx])
     if exchange.kind == "qkv":
         shapes = [
-            (count, width, head_dim)
-            for count in exchange.rows
-            for width in (own_q, own_kv, own_kv)
+            (count, width, head_dim) for count in exchange.rows for width in (own_q, own_kv, own_kv)
         ]
         parts = unpack(received, shapes)
         for offset, name in enumerate(("q", "k", "v")):

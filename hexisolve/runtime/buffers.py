@@ -59,9 +59,7 @@ class LayerBuffers:
         """K and V parts of a block that must exist."""
         found = self.blocks.get((name, block))
         if found is None:
-            raise RuntimeMismatchError(
-                f"the program reads {name}[{block}], which holds nothing"
-            )
+            raise RuntimeMismatchError(f"the program reads {name}[{block}], which holds nothing")
         return found
 
     def record(self, name: str) -> Record:

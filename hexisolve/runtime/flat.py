@@ -67,8 +67,7 @@ class FlatStage:
             found = self.spans[unit.name][-1].stop
             if found != unit.size:
                 raise RuntimeMismatchError(
-                    f"unit {unit.name}: the program has {unit.size} parameters, "
-                    f"the module {found}"
+                    f"unit {unit.name}: the program has {unit.size} parameters, the module {found}"
                 )
         named = dict(module.named_parameters())
         example = next(iter(named.values()))

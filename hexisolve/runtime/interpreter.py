@@ -85,9 +85,7 @@ class Interpreter:
             is_last=self.program.stage == self.program.num_stages - 1,
         ).to(settings.device)  # fmt: skip
         self.module.load(
-            initial_weights(
-                self.architecture, self.module.shapes, settings.seed, settings.style
-            )
+            initial_weights(self.architecture, self.module.shapes, settings.seed, settings.style)
         )
         self.flat = FlatStage(self.architecture, self.module, self.program.units)
         self.loss = 0.0

@@ -52,7 +52,7 @@ class ShareOptimizer:
 
     @torch.no_grad()
     def step(self, weights: Tensor, gradients: Tensor, scale: float = 1.0) -> None:
-        """One update from ``gradients * scale`` of the own range; writes ``weights[start:stop]``."""
+        """One update from ``gradients * scale`` of the own range; writes the range of `weights`."""
         settings = self.settings
         beta1, beta2 = settings.betas
         self.num_steps += 1

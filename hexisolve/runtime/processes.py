@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -28,8 +29,6 @@ from hexisolve.runtime.corpus import Batch
 from hexisolve.runtime.distributed import DistributedRun, check_world_size, refuse_unsupported
 from hexisolve.runtime.interpreter import RunSettings, WeightRange
 from hexisolve.runtime.segments import warm_up
-
-logger = logging.getLogger(__name__)
 
 StartMethod = Literal["fork", "spawn"]
 # After the first failure the others get this long to tell what they saw, then they are ended.
@@ -135,11 +134,12 @@ def run_local(
     # A file, not a server: a server's threads in this process would make forking unsafe, and a
     # port can be taken by somebody else.
     folder = tempfile.TemporaryDirectory(prefix="hexisolve-")
+    store_file = str(Path(folder.name) / "store")
     try:
         for rank in range(num_ranks):
             receiving, sending = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run_rank, args=(rank, job, str(Path(folder.name) / "store"), sending), daemon=True,
+                target=_run_rank, args=(rank, job, store_file, sending), daemon=True,
                 name=f"hexisolve rank {rank}",
             )  # fmt: skip
             process.start()
@@ -274,6 +274,7 @@ def _run_rank(rank: int, job: Job, store_file: str, connection: Connection) -> N
     # Ctrl-C reaches the whole foreground group; the parent alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
+        _die_with_parent()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     try:
@@ -296,10 +297,17 @@ def _run_rank(rank: int, job: Job, store_file: str, connection: Connection) -> N
     except (HexisolveError, RuntimeError, OSError) as error:
         # torch.distributed reports a lost or silent peer as RuntimeError (DistError included).
         is_own_fault = isinstance(error, HexisolveError)
-        connection.send(RankFailed(rank, str(error).strip().split("\n")[0], is_own_fault))
-        connection.close()
+        # Nobody listens any more when the parent is gone.
+        with contextlib.suppress(OSError):
+            connection.send(RankFailed(rank, str(error).strip().split("\n")[0], is_own_fault))
+            connection.close()
         # Destructors of broken process groups may wait for peers that are gone.
         os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """Linux: this process is killed when the one that started it is (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def join_group(

@@ -110,9 +110,7 @@ class Layer(nn.Module):
         self.head_dim = architecture.head_dim
         self.input_layernorm = Norm(architecture.hidden_size, architecture.norm_eps, dtype)
         self.self_attn = Attention(architecture, dtype)
-        self.post_attention_layernorm = Norm(
-            architecture.hidden_size, architecture.norm_eps, dtype
-        )
+        self.post_attention_layernorm = Norm(architecture.hidden_size, architecture.norm_eps, dtype)
         self.mlp = Mlp(architecture, dtype)
 
     def pre(self, x_LD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +209,8 @@ class StageModule(nn.Module):
         """(final norm, head matrix) of the last stage."""
         assert self.model.norm is not None
         head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
-        assert head is not None and isinstance(head.weight, nn.Parameter)
+        assert head is not None
+        assert isinstance(head.weight, nn.Parameter)
         return self.model.norm.weight, head.weight
 
     def loss_sum(self, hidden_LD: Tensor, targets_L: Tensor) -> Tensor:

@@ -81,9 +81,7 @@ class Transfers:
             else:
                 payload = torch.empty(transfer.num_elements, dtype=dtype, device=self.device)
                 expected.append(_Expected(transfer, payload, chunk, layer_idx))
-            messages.append(
-                Message(transfer.channel, transfer.peer, transfer.is_send, payload)
-            )
+            messages.append(Message(transfer.channel, transfer.peer, transfer.is_send, payload))
         self._pending[start.handle] = expected
         if chunk is not None:
             _free_boundary(start, chunk)

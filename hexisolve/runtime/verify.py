@@ -20,7 +20,6 @@ from hexisolve.runtime.architecture import Architecture
 from hexisolve.runtime.corpus import Batch, random_batch
 from hexisolve.runtime.flat import unit_spans
 from hexisolve.runtime.interpreter import RunSettings, WeightRange
-from hexisolve.runtime.optimizer import AdamWSettings
 from hexisolve.runtime.processes import Job, run_local
 from hexisolve.runtime.reference import reference_gradients
 from hexisolve.runtime.virtual import VirtualRun
@@ -156,8 +155,7 @@ def verify_processes(
     )  # fmt: skip
     ranks = run_local(job, lambda step: losses.append(step.loss))
     gradients = [
-        {part: torch.from_numpy(array) for part, array in rank.gradients.items()}
-        for rank in ranks
+        {part: torch.from_numpy(array) for part, array in rank.gradients.items()} for rank in ranks
     ]
     return _compare(programs, batch, settings, losses[0], gradients, "processes", begun_s)
 

@@ -298,9 +298,7 @@ def _woken(
     return sorted(woken)
 
 
-def _deadlock(
-    network: RendezvousNetwork, waits: dict[int, tuple[str, _Operation | None]]
-) -> str:
+def _deadlock(network: RendezvousNetwork, waits: dict[int, tuple[str, _Operation | None]]) -> str:
     lines = [
         network.describe(rank, handle)
         for rank, (handle, _) in sorted(waits.items())[:MAX_REPORTED_RANKS]
@@ -316,9 +314,7 @@ class VirtualRun:
     def __init__(
         self, programs: Programs, settings: RunSettings, *, rank_order_seed: int | None = None
     ) -> None:
-        self.ranks = [
-            Interpreter(programs, program.rank, settings) for program in programs.ranks
-        ]
+        self.ranks = [Interpreter(programs, program.rank, settings) for program in programs.ranks]
         self._rank_order_seed = rank_order_seed
 
     def step(self, batch: Batch) -> float:

@@ -1,6 +1,8 @@
-"""Blocks of attention: kernels against the eager oracle, the merge, and the traps of the kernels."""
+"""Blocks of attention: kernels against the eager oracle, the merge, and the kernels' traps."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -76,7 +78,7 @@ def test_merged_blocks_are_whole_attention(window: int | None) -> None:
     expected_out = whole_attention(*leaves, heads, hidden)
     expected = torch.autograd.grad(expected_out, leaves, dout)
 
-    segments = list(zip(cuts, cuts[1:], strict=False))
+    segments = list(pairwise(cuts))
     pairs = [(a, b) for a in segments for b in segments if b[0] <= a[0]]
 
     def mask(query: tuple[int, int], key: tuple[int, int]) -> BlockMask:

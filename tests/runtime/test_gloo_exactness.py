@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,6 +140,38 @@ def test_lost_rank_ends_the_job_in_time_and_is_named(deed: str, words: str) -> N
         run_local(job(programs, batches, num_steps=5), steps.append)
     assert time.monotonic() - begun_s < 5.0 + 10.0
     assert [step.step for step in steps] == [0, 1]
+
+
+@pytest.mark.slow
+def test_killing_the_starter_leaves_no_rank_behind(repository: Path) -> None:
+    script = (
+        "from tests.plans import *\n"
+        "from hexisolve.runtime.launch import train\n"
+        "model = ModelSpec.from_config({**tiny_model(1).config, 'vocab_size': 256}, 'bytes')\n"
+        "case = make([((0, 1), [[(2, (0, 4)), (1, (4, 6))]])], [[0]], [64], model=model)\n"
+        "train(*case, num_steps=10**6, on_step=lambda r: print(r.step, flush=True))\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=repository, stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == "0\n"
+    children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
+    assert len(children) == 2
+    starter.kill()
+    starter.wait()
+    deadline = time.monotonic() + 10.0
+    while any(is_running(int(child)) for child in children):
+        assert time.monotonic() < deadline, "ranks outlive the process that started them"
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not only waiting to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_ranks_with_different_programs_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

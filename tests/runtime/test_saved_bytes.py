@@ -98,7 +98,9 @@ def measured(programs: Programs, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     return [watch.kept_bytes[0] for watch in watches]
 
 
-def predicted(programs: Programs, model: ModelSpec, policy: Policy, element_bytes: int) -> list[int]:
+def predicted(
+    programs: Programs, model: ModelSpec, policy: Policy, element_bytes: int
+) -> list[int]:
     found = []
     for program in programs.ranks:
         shard = program.shards[0]

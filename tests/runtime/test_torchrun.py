@@ -73,5 +73,6 @@ def test_bad_start_is_told_without_a_traceback(
         monkeypatch.setenv(name, value)
     assert entry.main([str(plan_file(tmp_path)), "--steps", "1"]) == 2
     told = capsys.readouterr()
-    assert ("torchrun" in told.err) and not told.out
+    assert "torchrun" in told.err
+    assert not told.out
     assert "Traceback" not in told.err

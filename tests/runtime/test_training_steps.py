@@ -113,9 +113,14 @@ def _flat(spans: tuple, expected: dict[str, Tensor]) -> Tensor:  # type: ignore[
     return torch.cat([expected[span.name].detach().reshape(-1) for span in spans])
 
 
+@pytest.fixture(scope="module")
+def plain() -> VirtualRun:
+    """Three steps in ZeRO-0."""
+    return trained(ring_of_groups(), SETTINGS)
+
+
 @pytest.mark.parametrize("shares", [[3, 1, 0, 2], [0, 0, 0, 1], [1, 1, 1, 1]])
-def test_zero_1_step_equals_zero_0_step(shares: list[int]) -> None:
-    plain = trained(ring_of_groups(), SETTINGS)
+def test_zero_1_step_equals_zero_0_step(shares: list[int], plain: VirtualRun) -> None:
     sharded = trained(ring_of_groups(zero=1, state_shares=[shares, [1]]), SETTINGS)
     for one, other in zip(plain.ranks, sharded.ranks, strict=True):
         for unit, weight in one.flat.weights.items():

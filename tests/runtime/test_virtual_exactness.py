@@ -28,7 +28,7 @@ def test_result_does_not_depend_on_the_order_of_ranks() -> None:
     case = CASES["ring_of_groups"]()
     proofs = [
         verify_virtual(*case, rank_order_seed=seed, ring_blocks=RING_BLOCKS)
-        for seed in (None, 0, 1, 2)
+        for seed in (None, 0, 1)
     ]
     assert len({proof.loss for proof in proofs}) == 1
 
@@ -179,13 +179,17 @@ def test_stages_of_head_degrees_4_1_2_1() -> None:
     assert_virtually_exact(make(stages, [[0], [1], [2]], [15, 11, 22]))
 
 
-@pytest.mark.parametrize("policy", ["none", "mlp", "layer", "full"])
-def test_recompute_gives_the_same_gradients(policy: str) -> None:
-    proof = assert_virtually_exact(CASES["two_stages"]() if policy == "none" else
-        make(TWO_STAGES, [[0], [1], [2]], [37, 23, 41], recompute=policy))  # fmt: skip
-    plain = assert_virtually_exact(CASES["two_stages"]())
-    assert proof.loss == plain.loss
-    assert proof.max_gradient_difference == plain.max_gradient_difference
+def test_recompute_gives_the_same_gradients() -> None:
+    """Not only within the tolerance: the repeated instructions give the same bits."""
+    proofs = [
+        verify_virtual(
+            *make(TWO_STAGES, [[0], [1]], [17, 11], recompute=policy), ring_blocks=RING_BLOCKS
+        )
+        for policy in ("none", "mlp", "layer", "full")
+    ]
+    for proof in proofs:
+        assert_exact(proof)
+    assert len({(proof.loss, proof.max_gradient_difference) for proof in proofs}) == 1
 
 
 def test_mixed_recompute_in_one_stage() -> None:
