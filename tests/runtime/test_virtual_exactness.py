@@ -7,6 +7,8 @@ import pytest
 from hexisolve.data.model_spec import ModelSpec
 from hexisolve.plan.plan import Chunk, Plan, Slice
 from hexisolve.program.compile import compile_plan
+from hexisolve.runtime import virtual
+from hexisolve.runtime.requests import Message
 from hexisolve.runtime.verify import verify_virtual
 from tests.plans import CASES, TWO_STAGES, make, tiny_model, whole_chunks
 from tests.runtime.exactness import (
@@ -226,3 +228,21 @@ def test_bfloat16_is_no_worse_than_twice_one_bfloat16_process() -> None:
     )  # fmt: skip
     assert 0 < spread.max_gradient_difference <= 2 * alone.max_gradient_difference
     assert spread.max_loss_difference <= 2 * alone.max_loss_difference + 1e-3
+
+
+@pytest.mark.parametrize("channel", ["r0.s0.ring", "r0.boundary0.forward"])
+def test_one_wrong_message_shows(monkeypatch: pytest.MonkeyPatch, channel: str) -> None:
+    """The comparison can fail: one element of one message is off by a thousandth."""
+    original = virtual._copy
+    spoiled: list[str] = []
+
+    def spoiling(rank: int, message: Message, partner: Message) -> None:
+        original(rank, message, partner)
+        if message.channel == channel and not spoiled:
+            spoiled.append(channel)
+            (partner if message.is_send else message).payload[0] += 1e-3
+
+    monkeypatch.setattr(virtual, "_copy", spoiling)
+    proof = verify_virtual(*CASES["ring_of_groups"](), ring_blocks=RING_BLOCKS)
+    assert spoiled
+    assert not proof.ok(1e-8)
