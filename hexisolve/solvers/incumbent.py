@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -80,21 +81,29 @@ def real_problem(
 
 
 def wanted_units(relaxed: RelaxedProblem) -> list[tuple[int, ...]]:
-    """Unit multisets, those first whose relaxed price is nearest to busy devices all the time."""
+    """Unit multisets worth real stages: whole hosts first, then by how busy devices can be.
+
+    Whole hosts are few and carry most good plans, so they are all there when time is short.
+    """
     instance = relaxed.pricer.instance
     table = relaxed.table
     layers = np.maximum(np.arange(table.num_layers + 1), 1)
     per_layer = (table.time_s / layers).min(axis=(0, 2, 3))
     best: dict[tuple[int, ...], float] = {}
+    num_cut: dict[tuple[int, ...], int] = {}
     for column, seconds in zip(relaxed.columns, per_layer, strict=True):
         devices = [instance.cluster.device(device) for device in column.devices]
+        hosts = Counter(device.host for device in devices)
+        num_cut[column.units] = sum(
+            count < len(instance.cluster.devices_of(host)) for host, count in hosts.items()
+        )
         speed = sum(device.dense_flop_per_s for device in devices)
         waste = float(seconds) * speed
         best[column.units] = min(best.get(column.units, np.inf), waste)
     least = min(best.values(), default=0.0)
     return sorted(
-        (units for units in best if best[units] <= _NEVER_WORSE * least),
-        key=lambda units: (best[units], units),
+        (u for u in best if best[u] <= _NEVER_WORSE * least or not num_cut[u]),
+        key=lambda u: (num_cut[u] > 0, best[u], u),
     )
 
 

@@ -6,13 +6,11 @@ configuration of real stages; plans built from it are priced again by `evaluate`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hexisolve.cost.memory import usable_bytes
-from hexisolve.data.instance import Instance
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.relaxed_layer import ColumnShape
 from hexisolve.formulation.relaxed_table import StagePricer, StageSizes
@@ -21,15 +19,16 @@ from hexisolve.formulation.stage_memory_bound import (
     gathered_bytes,
     state_bytes_per_device,
 )
-from hexisolve.formulation.work import POLICIES, layer_load
+from hexisolve.formulation.work import POLICIES
 from hexisolve.plan.layer_price import LayerWork
-from hexisolve.plan.plan import Chunk, HeadGroup, Policy, Slice, Stage
+from hexisolve.plan.plan import Chunk, HeadGroup, Slice, Stage
 from hexisolve.plan.price_book import price_book
 from hexisolve.plan.stage_price import layer_works
 from hexisolve.plan.step_memory import chunk_memory
 from hexisolve.plan.tokens import chunk_shape
-from hexisolve.solvers.arrangements import Grouping, fill_ring, groupings
+from hexisolve.solvers.realise import real_rings
 
+_NUM_RINGS = 4  # rings of a column that are priced
 _NEIGHBOURS = 8  # ranks of neighbouring stages counted as peers while the neighbours are unknown
 
 
@@ -61,35 +60,12 @@ class RealStage:
     logits: FloatArray
 
 
-def real_stages(
-    pricer: StagePricer, shape: ColumnShape, policies: Sequence[Policy] = ("none",)
-) -> list[RealStage]:
+def real_stages(pricer: StagePricer, shape: ColumnShape) -> list[RealStage]:
     """Arrangements of a column, those first that are fastest for a layer without recompute."""
-    instance = pricer.instance
-    longest = max(instance.workload.sequence_lengths)
-    found = []
-    for policy in policies:
-        load = layer_load(instance, pricer.kinds[0], longest, shape.devices)
-        for grouping in groupings(shape.devices):
-            ring = fill(instance, shape, grouping, policy, load)
-            if ring is not None:
-                found.append(price_ring(pricer, ring))
+    devices = [device.id for device in shape.devices]
+    rings = real_rings(pricer.instance, devices)[:_NUM_RINGS]
+    found = [price_ring(pricer, ring) for ring in rings]
     return sorted(found, key=lambda stage: float(stage.layer_s[0, :, 0].sum()))
-
-
-def fill(
-    instance: Instance, shape: ColumnShape, grouping: Grouping, policy: Policy, load: object,
-    limits: Sequence[float] | None = None,
-) -> tuple[HeadGroup, ...] | None:  # fmt: skip
-    """`fill_ring` for the longest sequence of an instance."""
-    from hexisolve.formulation.work import LayerLoad
-
-    assert isinstance(load, LayerLoad)
-    longest = max(instance.workload.sequence_lengths)
-    block = instance.workload.block_tokens
-    num_blocks = -(-longest // block)
-    last = longest - (num_blocks - 1) * block
-    return fill_ring(instance, shape.devices, grouping, load, policy, num_blocks, last, limits)
 
 
 def price_ring(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> RealStage:
