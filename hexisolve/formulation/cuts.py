@@ -7,7 +7,7 @@ ones, the narrowest ones, and the ones at each place counted from either end; th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,7 @@ class CutRates:
         self.network = flow_network(instance.cluster)
         self.efficiency = instance.cost.link_efficiency
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        self._behind: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
 
     def rate_bytes_per_s(self, sources: Sequence[int], targets: Sequence[int]) -> float:
         """Upper limit on bytes/s from `sources` to `targets` (device numbers, disjoint)."""
@@ -49,6 +50,55 @@ class CutRates:
         if known is None:
             known = self._known[key] = self._rate(*key)
         return known
+
+    def border_bytes_per_s(self, own: tuple[int, ...]) -> tuple[float, float]:
+        """Into and out of devices of one host, from and to all other hosts."""
+        devices = self.network.cluster.devices
+        host = devices[own[0]].host
+        others = [n for n, device in enumerate(devices) if device.host != host]
+        return self.rate_bytes_per_s(others, own), self.rate_bytes_per_s(own, others)
+
+    def edge_limits(
+        self, own: tuple[int, ...], inside: tuple[int, ...]
+    ) -> tuple[float, float]:
+        """Into and out of a part of a host behind one edge, from and to the rest of the host."""
+        others = [n for n in own if n not in inside]
+        return self.rate_bytes_per_s(others, inside), self.rate_bytes_per_s(inside, others)
+
+    def behind_edges(self, own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Sets of devices of a host that all traffic from its other devices reaches over one edge.
+
+        Only sets that anything from outside the host reaches over that edge as well.
+        """
+        known = self._behind.get(own)
+        if known is None:
+            known = self._behind[own] = tuple(sorted(self._find_behind(own)))
+        return known
+
+    def _find_behind(self, own: tuple[int, ...]) -> set[tuple[int, ...]]:
+        devices = self.network.cluster.devices
+        host = devices[own[0]].host
+        outside = [n for n, device in enumerate(devices) if device.host != host]
+        everyone = np.array([*own, *outside[:1]], dtype=np.int64)
+        left = np.repeat(everyone, len(own))
+        right = np.tile(np.array(own, dtype=np.int64), len(everyone))
+        apart = left != right
+        left, right = left[apart], right[apart]
+        reachable = np.isfinite(self.network.pair_latency_s(left, right))
+        left, right = left[reachable], right[reachable]
+        found: set[tuple[int, ...]] = set()
+        if not len(left):
+            return found
+        routes = self.network.route_table(left, right)
+        for edge in np.unique(routes):
+            if edge == self.network.num_edges:
+                continue
+            uses = (routes == edge).any(axis=1)
+            sources, targets = set(left[uses].tolist()), set(right[uses].tolist())
+            is_cut = sources.isdisjoint(targets) and sources >= set(everyone.tolist()) - targets
+            if is_cut and 1 < len(targets) < len(own):
+                found.add(tuple(sorted(targets)))
+        return found
 
     def _rate(self, sources: Sequence[int], targets: Sequence[int]) -> float:
         if not sources or not targets:
@@ -81,40 +131,15 @@ def column_cuts(rates: CutRates, devices: Sequence[int], hosts: Sequence[str]) -
     hosts
         Host of each of them.
     """
-    sets: set[tuple[int, ...]] = set()
-    for host in set(hosts):
-        sets.add(tuple(idx for idx, own in enumerate(hosts) if own == host))
-    sets |= _behind_edges(rates, devices)
     cuts = []
-    everyone = range(len(devices))
-    for inside in sorted(sets):
-        # Single devices are priced together (R3, R6), and so are all but one.
-        if not 1 < len(inside) < len(devices) - 1:
-            continue
-        own = [devices[idx] for idx in inside]
-        others = [devices[idx] for idx in everyone if idx not in inside]
-        cuts.append(
-            Cut(inside, rates.rate_bytes_per_s(others, own), rates.rate_bytes_per_s(own, others))
-        )
+    for host in dict.fromkeys(hosts):
+        places = tuple(idx for idx, own in enumerate(hosts) if own == host)
+        own = tuple(devices[idx] for idx in places)
+        if len(own) < len(devices) and len(own) > 1:
+            cuts.append(Cut(places, *rates.border_bytes_per_s(own)))
+        for inside in rates.behind_edges(own):
+            if len(inside) > 1:
+                members = tuple(idx for idx in places if devices[idx] in inside)
+                limits = rates.edge_limits(own, inside)
+                cuts.append(Cut(members, *limits))
     return tuple(cuts)
-
-
-def _behind_edges(rates: CutRates, devices: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Sets of devices that all traffic from the rest reaches over one edge."""
-    numbers = np.array(devices, dtype=np.int64)
-    left, right = np.repeat(numbers, len(numbers)), np.tile(numbers, len(numbers))
-    apart = left != right
-    left, right = left[apart], right[apart]
-    if not len(left):
-        return set()
-    routes = rates.network.route_table(left, right)
-    position = {device: idx for idx, device in enumerate(devices)}
-    found = set()
-    for edge in np.unique(routes):
-        if edge == rates.network.num_edges:
-            continue
-        uses = (routes == edge).any(axis=1)
-        sources, targets = set(left[uses].tolist()), set(right[uses].tolist())
-        if sources.isdisjoint(targets) and len(sources) + len(targets) == len(devices):
-            found.add(tuple(sorted(position[device] for device in targets)))
-    return found

@@ -201,6 +201,12 @@ def _over_stretches(base: float, rows: Callable[[float], FloatArray]) -> FloatAr
     return best
 
 
+def near_or_tiny(share: FloatArray) -> FloatArray:
+    """A share that can be divided by."""
+    result: FloatArray = np.maximum(share, 1e-12)
+    return result
+
+
 class _CutRows:
     """R4 for all cuts of a column: rows as a function of A and of how long a layer may take.
 
@@ -235,8 +241,8 @@ class _CutRows:
             [_exchange_s(load, policy, load.query_bytes, *pair) for pair in rates]
         )
         # A KV head whose query heads are all on one rank crosses with its queries and outputs.
-        is_whole = load.query_heads == load.kv_heads
-        fetched = (everything, load.output_bytes) if is_whole else (load.kv_bytes, 0.0)
+        self.is_whole = load.query_heads == load.kv_heads
+        fetched = (everything, load.output_bytes) if self.is_whole else (load.kv_bytes, 0.0)
         self.fetch_s = per_cut(
             np.array([_exchange_s(load, policy, fetched[0], *pair, fetched[1]) for pair in rates])
         )
@@ -254,22 +260,23 @@ class _CutRows:
         low = np.clip(1.0 - limit * self.speed_outside - deviation, 0.0, 1.0)
         places = low + (high - low) * np.linspace(0, 1, _NUM_SEGMENTS + 1)[None, :, None]
         near, far = places[:, :-1], places[:, 1:]
-        product = np.minimum(near * (1 - near), far * (1 - far))
-        closed = exchange / np.maximum(self.crossing_s * product, 1e-30)
         visiting, returning = (width / self.rate_in for width in load.ring_backward_bytes)
-        # What the first group inside, and the last outside, need not receive: at most the tokens
-        # of their side, and of the other side what a second of A carries (split KV heads); and at
-        # most what the exchange inside the group can collect.
-        opened = np.maximum(1 - closed, 0.0)
+        # Heads closed on one side need no ring across the border but send all their tokens of the
+        # other side through A; an open head's first group inside, and its last outside, miss at
+        # most the tokens of their own side and what A brings from the other.
+        crossed = exchange / self.crossing_s
         fetched = exchange / self.fetch_s
-        inside = np.minimum(
-            self.stays_inside(exchange, opened, limit), opened * far + fetched
-        )
-        outside = np.minimum(
-            self.stays_outside(exchange, opened, limit), opened * (1 - near) + fetched
-        )
-        ring_f = np.maximum(opened - inside, 0.0) * visiting
-        ring_b = (1 + repeats[4]) * ring_f + np.maximum(opened - outside, 0.0) * returning
+        open_share = np.maximum(1 - crossed / near_or_tiny(near) - crossed / near_or_tiny(1 - far), 0)
+        if self.is_whole:
+            missing = 1 - far - crossed / near_or_tiny(near)
+            behind = near - crossed / near_or_tiny(1 - far)
+        else:
+            missing = open_share * (1 - far) - fetched
+            behind = open_share * near - fetched
+        missing = np.maximum(missing, open_share - self.stays_inside(exchange, open_share, limit))
+        behind = np.maximum(behind, open_share - self.stays_outside(exchange, open_share, limit))
+        ring_f = np.maximum(missing, 0.0) * visiting
+        ring_b = (1 + repeats[4]) * ring_f + np.maximum(behind, 0.0) * returning
         own = np.maximum(near - deviation, 0.0)
         rows = np.maximum(own / self.speed_forward, self.dense_s + ring_f) + np.maximum(
             own / self.speed_backward, (2 + repeats[0]) * self.dense_s + ring_b

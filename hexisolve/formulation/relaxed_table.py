@@ -468,18 +468,31 @@ def undominated(
 ) -> list[int]:
     """Columns that no other beats with no more units, in any place and with any layers."""
     flat = [
-        np.concatenate([
-            own.time_s.ravel(), own.total_s.ravel(), own.finish_s.ravel(), [entry], count
-        ])
-        for own, entry, count in zip(stages, entries, units, strict=True)
-    ]  # fmt: skip
+        np.concatenate([own.time_s.ravel(), own.finish_s.min(axis=0).ravel()]) for own in stages
+    ]
+    if not all(_is_multiple(own) for own in stages):
+        flat = [
+            np.concatenate([values, own.total_s.ravel()])
+            for values, own in zip(flat, stages, strict=True)
+        ]
+    sizes, borders = np.array(units), np.array(entries)
     # A column with a smaller sum cannot be dominated by one with a larger sum.
     weights = [np.where(np.isfinite(values), values, 1e9).sum() for values in flat]
     kept: list[int] = []
     for idx in sorted(range(len(flat)), key=lambda idx: (weights[idx], idx)):
-        if not any((flat[other] <= flat[idx]).all() for other in kept):
-            kept.append(idx)
+        if kept:
+            smaller = (sizes[kept] <= sizes[idx]).all(axis=1) & (borders[kept] <= borders[idx])
+            if any((flat[kept[k]] <= flat[idx]).all() for k in np.flatnonzero(smaller)):
+                continue
+        kept.append(idx)
     return sorted(kept)
+
+
+def _is_multiple(stage: StagePrices) -> bool:
+    """Whether the sum over chunks says nothing beyond the time of one."""
+    finite = np.isfinite(stage.time_s)
+    ratios = stage.total_s[finite] / stage.time_s[finite]
+    return bool(np.ptp(ratios) < 1e-9 * ratios.max()) if ratios.size else True
 
 
 def _spread(instance: Instance, num_stages: int, compact: Sequence[FloatArray]) -> FloatArray:

@@ -141,17 +141,17 @@ def least_recompute_s(
         return np.where((left >= 0) & (rest >= 0), seconds, np.inf)
 
     best = np.minimum(best, with_full(np.zeros_like(layers)))
-    # Fewest `full` layers that fit; more of them pay only where a step from `layer` to `full`
-    # costs less than the step from `none` to `layer` that it may save.
+    # Fewest `full` layers that fit. One more costs `dearer` and saves room for `smaller` layers
+    # without recompute, so only a few more can pay, because of whole layers.
     over = layers * kept[1] + transient[2] - room_bytes
-    fewest = np.ceil(over / np.maximum(kept[1] - kept[2], 1e-9))
-    fewest = np.maximum(fewest, 1.0)
+    fewest = np.maximum(np.ceil(over / np.maximum(kept[1] - kept[2], 1e-9)), 1.0)
+    dearer = extra_s[2] - extra_s[1]
+    smaller = (memory.kept[1] - memory.kept[2]) / max(memory.kept[0] - memory.kept[1], 1e-9)
+    slope = dearer - smaller * extra_s[1]
     most = int(layers.max(initial=0))
-    is_convex = extra_s[2] >= 2 * extra_s[1] and memory.kept[1] - memory.kept[2] <= (
-        memory.kept[0] - memory.kept[1]
-    )
-    for more in range(1 if is_convex else most + 1):
-        best = np.minimum(best, with_full(fewest + more))
+    more = most if slope <= 0 else min(int(extra_s[1] / slope), most)
+    for count in range(more + 1):
+        best = np.minimum(best, with_full(fewest + count))
     return best
 
 

@@ -82,7 +82,7 @@ class Search:
         is_small = len(self.instance.cluster.devices) <= _MAX_CLOSED_DEVICES
         relaxed = self.relaxed = relaxed_problem(self.instance, self.num_stages, is_small)
         self._first_plans(relaxed)
-        if is_small and can_close(relaxed) and relaxed.columns:
+        if is_small and relaxed.columns and can_close(relaxed):
             self._close(relaxed)
         else:
             self._prove(relaxed)
