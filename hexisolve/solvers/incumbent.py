@@ -26,7 +26,6 @@ from hexisolve.solvers.drafts import Draft, DraftStage, fit_memory
 from hexisolve.solvers.dynamic_program import solve_relaxed
 from hexisolve.solvers.real_stages import RealRecompute, RealStage, real_stages
 
-_NUM_KEPT = 2  # arrangements kept per column
 _NEVER_WORSE = 1.6  # columns slower than this many times their compute bound are left out
 
 
@@ -65,7 +64,7 @@ def real_problem(
             break
         numbers = [instance.cluster.device_index[d] for d in by_units[units].devices]
         shape = column_shape(pricer.rates, numbers)
-        for stage in real_stages(pricer, shape)[:_NUM_KEPT]:
+        for stage in real_stages(pricer, shape):
             recompute = RealRecompute(pricer, stage, shape)
             for mode in state_modes(instance, len(numbers)):
                 columns.append(RealColumn(units, mode, stage, recompute))

@@ -26,9 +26,10 @@ from hexisolve.plan.price_book import price_book
 from hexisolve.plan.stage_price import layer_works
 from hexisolve.plan.step_memory import chunk_memory
 from hexisolve.plan.tokens import chunk_shape
-from hexisolve.solvers.realise import real_rings
+from hexisolve.solvers.realise import leaning_rings, real_rings
 
-_NUM_RINGS = 4  # rings of a column that are priced
+_NUM_FAST = 2  # fastest rings of a column that are priced
+_NUM_LEANING = 4  # and of those that lean to memory
 _NEIGHBOURS = 8  # ranks of neighbouring stages counted as peers while the neighbours are unknown
 
 
@@ -61,11 +62,12 @@ class RealStage:
 
 
 def real_stages(pricer: StagePricer, shape: ColumnShape) -> list[RealStage]:
-    """Arrangements of a column, those first that are fastest for a layer without recompute."""
+    """Arrangements of a column: the fastest, then some that trade speed for room in memory."""
     devices = [device.id for device in shape.devices]
-    rings = real_rings(pricer.instance, devices)[:_NUM_RINGS]
-    found = [price_ring(pricer, ring) for ring in rings]
-    return sorted(found, key=lambda stage: float(stage.layer_s[0, :, 0].sum()))
+    fast = real_rings(pricer.instance, devices)[:_NUM_FAST]
+    leaning = leaning_rings(pricer.instance, devices)
+    leaning = leaning[:: -(-len(leaning) // _NUM_LEANING) or 1]
+    return [price_ring(pricer, ring) for ring in (*fast, *leaning)]
 
 
 def price_ring(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> RealStage:
@@ -121,6 +123,16 @@ class RealRecompute:
         # [rank, policy, number of layers from the start]
         self.kept = np.concatenate([zeros, stage.kept[:, :, order].cumsum(axis=2)], axis=2)
         self.order = order
+        self.unlike = self._unlike_ranks()
+
+    def _unlike_ranks(self) -> list[int]:
+        """One of all ranks that need and have the same bytes: the others fit when it fits."""
+        stage = self.stage
+        rows = np.concatenate(
+            [stage.kept.reshape(self.num_ranks, -1), stage.transient,
+             np.stack([stage.fixed, stage.logits, self.usable], axis=1)], axis=1,
+        )  # fmt: skip
+        return sorted(np.unique(rows, axis=0, return_index=True)[1].tolist())
 
     def seconds(self, mode: StateMode, sizes: StageSizes, start: int, stop: int) -> FloatArray:
         """Extra seconds, ``[length, j, place, layers]``; see `StagePricer.price`."""
@@ -182,7 +194,7 @@ class RealRecompute:
         states = state_bytes_per_device(instance, mode, sizes.parameters, self.num_ranks)
         states = states + gathered_bytes(instance, mode, sizes.pair, sizes.largest, self.num_ranks)
         fits = np.ones(steps.shape, dtype=bool)
-        for rank in range(self.num_ranks):
+        for rank in self.unlike:
             kept = self.kept[rank]
             own = kept[2][one] - kept[2][first]
             own = own + kept[1][two] - kept[1][one] + kept[0][three] - kept[0][two]

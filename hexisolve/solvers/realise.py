@@ -194,6 +194,16 @@ def real_rings(
     return [_ring_of(option) for option in _find(book, chosen, last_layers).candidates]
 
 
+def leaning_rings(instance: Instance, devices: Sequence[str]) -> list[tuple[HeadGroup, ...]]:
+    """Rings whose shares give up speed for room in memory, from a little to all the way."""
+    book, index = price_book(instance), instance.cluster.device_index
+    chosen = tuple(sorted(devices, key=lambda name: index[name]))
+    found = _find(book, chosen, 0)
+    if found.leaning is None:
+        found.leaning = list(_leaning(found))
+    return [_ring_of(option) for option in found.leaning]
+
+
 def _is_legal(instance: Instance, layers: tuple[int, int]) -> bool:
     """Layers that exist, all with one number of query heads."""
     own = instance.model.layers[slice(*layers)]
