@@ -256,6 +256,7 @@ def solve_relaxed(
     num_stages: int | None = None,
     deadline: float = np.inf,
     floor_s: float = 0.0,
+    max_buckets: int = _MAX_BUCKETS,
     on_configuration: Callable[[Configuration, float], None] | None = None,
 ) -> RelaxedOptimum:
     """Minimise F1 and F2 over all configurations of a table.
@@ -274,6 +275,8 @@ def solve_relaxed(
         `time.monotonic` after which the search stops with what is proved.
     floor_s
         A bound known beforehand.
+    max_buckets
+        How finely labels are kept apart at most.
     on_configuration
         Called with every configuration met and its relaxed value.
     """
@@ -284,24 +287,33 @@ def solve_relaxed(
     paths = _Paths(table, num_stages)
     bound = max(bound, float((table.total_s + table.finish_s).min()))
     num_buckets = 1
-    while bound < value * (1 - relative_gap):
-        if time.monotonic() > deadline:
-            return RelaxedOptimum(best, value, min(bound, value), False)
-        # First ask whether the cutoff can be met at all, then halve.
-        step_s = (bound + value) / 2 if best is not None else np.nextafter(value, 0.0)
-        if value - bound < 4 * relative_gap * value:
-            step_s = value * (1 - relative_gap)
-        met = paths.within(step_s, num_buckets)
-        if met is None:
-            bound = step_s if best is not None else value
-            continue
-        found = table.value_s(met)
-        if on_configuration is not None:
-            on_configuration(met, found)
-        if found < value:
-            best, value = met, found
-        if found > step_s * (1 + 1e-12):
-            if num_buckets >= _MAX_BUCKETS:
+    while num_buckets <= max_buckets:
+        # Below `open_s` nothing was refuted with so many buckets: labels were merged too much.
+        open_s = np.nextafter(value, 0.0) if best is None else value
+        while bound < min(open_s, value) * (1 - relative_gap):
+            if time.monotonic() > deadline:
                 return RelaxedOptimum(best, value, min(bound, value), False)
-            num_buckets *= 4
-    return RelaxedOptimum(best, value, min(bound, value), True)
+            step_s = _next_step(bound, min(open_s, value), relative_gap, best is None)
+            met = paths.within(step_s, num_buckets)
+            if met is None:
+                bound = value if best is None and step_s >= open_s else step_s
+                continue
+            open_s = step_s
+            found = table.value_s(met)
+            if on_configuration is not None:
+                on_configuration(met, found)
+            if found < value:
+                best, value = met, found
+        if bound >= value * (1 - relative_gap):
+            return RelaxedOptimum(best, value, min(bound, value), True)
+        num_buckets *= 4
+    return RelaxedOptimum(best, value, min(bound, value), False)
+
+
+def _next_step(low: float, high: float, relative_gap: float, is_first: bool) -> float:
+    """Which step time to ask about: the top first, then near it, then the middle."""
+    if is_first:
+        return high
+    if high - low < 4 * relative_gap * high:
+        return high * (1 - relative_gap)
+    return max((low + high) / 2, 0.96 * high)

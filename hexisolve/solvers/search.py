@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 
 from hexisolve.data.instance import Instance
 from hexisolve.errors import PlanError
+from hexisolve.formulation.pipeline_table import Configuration
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem
+from hexisolve.formulation.units import devices_of
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import HeadGroup, Plan
@@ -30,6 +32,7 @@ from hexisolve.solvers.result import Limit, Progress, Result, Status
 _NUM_DRAFTS = 4
 _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
+_NUM_SIMPLE = 16
 
 
 class Search:
@@ -63,6 +66,8 @@ class Search:
         self.history: list[Progress] = []
         self._rings: dict[tuple[str, ...], Sequence[tuple[HeadGroup, ...]]] = {}
         self.relaxed: RelaxedProblem | None = None
+        self._met: dict[Configuration, float] = {}
+        self._priced: dict[tuple[int, ...], None] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -81,11 +86,22 @@ class Search:
         """Search until the gap is closed or time is up."""
         is_small = len(self.instance.cluster.devices) <= _MAX_CLOSED_DEVICES
         relaxed = self.relaxed = relaxed_problem(self.instance, self.num_stages, is_small)
-        self._first_plans(relaxed)
+        wanted = wanted_units(relaxed)
+        simple = [units for units in wanted if self._num_hosts(relaxed, units) == 1 or is_small]
+        self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
         if is_small and relaxed.columns and can_close(relaxed):
             self._close(relaxed)
-        else:
-            self._prove(relaxed)
+            return
+        self._prove(relaxed, self._time_left(0.35), max_buckets=1)
+        for share in (0.5, 0.6):
+            if self.is_closed:
+                return
+            before = self.value_s
+            self._plans(relaxed, self._next_units(relaxed, wanted), share)
+            if self.value_s < before or self.plan is None:
+                self._prove(relaxed, self._time_left(0.5), max_buckets=1)
+        if not self.is_closed:
+            self._prove(relaxed, self.deadline, max_buckets=16)
 
     def accept_start(self, plan: Plan) -> None:
         """Take a user's plan as the first incumbent."""
@@ -140,19 +156,42 @@ class Search:
         now = time.monotonic()
         return now + share * max(self.deadline - now, 0.0)
 
-    def _first_plans(self, relaxed: RelaxedProblem) -> None:
+    def _num_hosts(self, relaxed: RelaxedProblem, units: tuple[int, ...]) -> int:
+        cluster = self.instance.cluster
+        return len({cluster.device(d).host for d in devices_of(relaxed.classes, units)})
+
+    def _next_units(
+        self, relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]]
+    ) -> list[tuple[int, ...]]:
+        """Unit multisets that relaxed optima use, then others by how busy devices can be."""
+        met = [relaxed.columns[choice.column].units for conf in self._met for choice in conf]
+        order = dict.fromkeys([*reversed(met), *wanted])
+        return [units for units in order if units not in self._priced]
+
+    def _plans(
+        self, relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]],
+        share: float = 0.3,
+    ) -> None:  # fmt: skip
         """Plans by the dynamic program over real stages, then local moves."""
         if not relaxed.columns:
             return
-        real = real_problem(relaxed, wanted_units(relaxed), self._time_left(0.25))
-        found = best_configurations(real, 1e9, self.num_stages, self._time_left(0.25))
+        until = self._time_left(share)
+        now = time.monotonic()
+        real = real_problem(relaxed, [*self._priced, *wanted], now + 0.5 * (until - now))
+        self._priced = dict.fromkeys(column.units for column in real.columns)
+        cutoff = self.value_s if self.plan is not None else 1e9
+        found = best_configurations(real, cutoff * 1.05, self.num_stages, until)
         drafts = []
-        for draft in drafts_of(self.instance, relaxed.classes, real, found[: 3 * _NUM_DRAFTS]):
+        for draft in drafts_of(self.instance, relaxed.classes, real, found[: 2 * _NUM_DRAFTS]):
             drafts.append((step_time_s(self.instance, draft), len(drafts), draft))
             self._offer(to_plan(self.instance, draft), draft)
+            if time.monotonic() > self.deadline:
+                break
         for _, _, draft in sorted(drafts)[:2]:
             value_s = step_time_s(self.instance, draft)
-            better, _ = polish(self.instance, draft, value_s, self.rings_of, self._time_left(0.25))
+            better, _ = polish(
+                self.instance, draft, value_s, self.rings_of, self._time_left(share / 2)
+            )
             self._offer(to_plan(self.instance, better), better)
 
     def rings_of(self, devices: tuple[str, ...]) -> Sequence[tuple[HeadGroup, ...]]:
@@ -167,15 +206,22 @@ class Search:
             self._rings[devices] = known
         return known
 
-    def _prove(self, relaxed: RelaxedProblem) -> None:
+    def _prove(self, relaxed: RelaxedProblem, deadline: float, max_buckets: int) -> None:
         """Bound from the relaxed problem, or proof that there is no plan."""
         cutoff = self.value_s if self.plan is not None else self._worst_s(relaxed)
+
+        def remember(configuration: Configuration, value_s: float) -> None:
+            self._met[configuration] = value_s
+
         optimum = solve_relaxed(
             relaxed.table,
             cutoff_s=cutoff,
-            relative_gap=max(self.relative_gap / 4, 1e-6),
+            relative_gap=max(self.relative_gap / 5, 1e-6),
             num_stages=self.num_stages,
-            deadline=self.deadline,
+            deadline=deadline,
+            floor_s=self.bound_s,
+            max_buckets=max_buckets,
+            on_configuration=remember,
         )
         if self.plan is None and optimum.is_complete and optimum.configuration is None:
             self.is_infeasible = True
