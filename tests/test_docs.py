@@ -72,7 +72,7 @@ def test_no_module_names_a_machine() -> None:
 
 def test_every_module_is_short_enough_to_read() -> None:
     for path in (REPOSITORY / "hexisolve").rglob("*.py"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 500, path
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 600, path
 
 
 def test_every_test_that_docs_cases_names_exists_and_no_case_is_missing() -> None:
