@@ -49,6 +49,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
     group.add_argument("--start", metavar="PLAN", help="plan file to start from")
     group.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
+    parser.set_defaults(no_baselines=False)
 
 
 def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer:
@@ -69,8 +70,10 @@ def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer
             seed=args.seed,
             on_progress=lambda event: report(progress_text(event)),
         )
-        report("pricing the baselines")
-        others = baselines(instance)
+        others: Mapping[str, Baseline] = {}
+        if not args.no_baselines and result.limit != "interrupted":
+            report("pricing the baselines")
+            others = baselines(instance)
     return Answer(instance, result, others)
 
 
@@ -122,7 +125,9 @@ def answer_parts(answer: Answer) -> list[RenderableType]:
     """The result, the baselines, the plan and where its time and memory go."""
     from hexisolve.report.plan import plan_parts
 
-    parts: list[RenderableType] = [result_text(answer.result), comparison_table(answer)]
+    parts: list[RenderableType] = [result_text(answer.result)]
+    if answer.baselines:
+        parts.append(comparison_table(answer))
     if answer.result.plan is not None:
         parts += plan_parts(answer.instance, answer.result.plan)
     return parts

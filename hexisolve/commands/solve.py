@@ -19,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     add_instance_arguments(parser)
     add_search_arguments(parser)
+    parser.add_argument(
+        "--no-baselines", action="store_true", help="do not price the baselines afterwards"
+    )
     parser.add_argument("-o", "--output", metavar="PLAN", type=Path, help="write the plan here")
 
 

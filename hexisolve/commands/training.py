@@ -63,10 +63,13 @@ class StepPrinter:
 
 def is_exact(summary: TrainingSummary, max_loss_difference: float = MAX_LOSS_DIFFERENCE) -> bool:
     """Whether every loss and the first gradients are those of one process."""
-    loss_difference = summary.max_relative_difference
+    # One by one: what is not a number must not hide in a maximum.
     return (
-        loss_difference is not None
-        and loss_difference <= max_loss_difference
+        all(
+            record.relative_difference is not None
+            and record.relative_difference <= max_loss_difference
+            for record in summary.steps
+        )
         and summary.gradients is not None
         and summary.gradients.ok(MAX_GRADIENT_DIFFERENCE)
     )

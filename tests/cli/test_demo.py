@@ -45,6 +45,7 @@ def test_a_loss_that_does_not_fall_fails() -> None:
 
 def test_a_loss_far_from_one_process_fails() -> None:
     assert "1e-10" in _failures(summary=_summary(5.0, 4.0, reference=5.001))
+    assert "1e-10" in _failures(summary=_summary(5.0, float("nan"), 4.0))
     assert "1e-10" in _failures(summary=_summary(5.0, 4.0, max_gradient_difference=1e-9))
     assert "1e-10" in _failures(summary=_summary(5.0, 4.0, max_gradient_difference=float("inf")))
 

@@ -72,6 +72,11 @@ def test_solve_for_people_says_why(shell, inputs: Path) -> None:
         assert word in text, word
 
 
+def test_baselines_can_be_left_out(answer, shell, inputs: Path) -> None:
+    assert answer("--no-baselines").json["baselines"] == {}
+    assert "ulysses" not in shell("solve", inputs / "instance.yaml", "--no-baselines").out
+
+
 def test_output_is_a_plan_file_that_the_other_commands_read(answer, shell, tmp_path: Path) -> None:
     output = tmp_path / "my plän.json"
     outcome = answer("--output", output)
