@@ -235,16 +235,16 @@ class _CutRows:
         self.rate_in = per_cut(np.array([rate for rate, _ in rates]))
         everything = load.query_bytes + load.kv_bytes
         self.crossing_s = per_cut(
-            np.array([_exchange_s(load, policy, everything, *pair) for pair in rates])
+            np.array([exchange_s(load, policy, everything, *pair) for pair in rates])
         )
         self.query_s = np.array(
-            [_exchange_s(load, policy, load.query_bytes, *pair) for pair in rates]
+            [exchange_s(load, policy, load.query_bytes, *pair) for pair in rates]
         )
         # A KV head whose query heads are all on one rank crosses with its queries and outputs.
         self.is_whole = load.query_heads == load.kv_heads
         fetched = (everything, load.output_bytes) if self.is_whole else (load.kv_bytes, 0.0)
         self.fetch_s = per_cut(
-            np.array([_exchange_s(load, policy, fetched[0], *pair, fetched[1]) for pair in rates])
+            np.array([exchange_s(load, policy, fetched[0], *pair, fetched[1]) for pair in rates])
         )
         self.stays_inside = _GroupShare(load, policy, column, inside, self.fetch_s)
         self.stays_outside = _GroupShare(load, policy, column, ~inside, self.fetch_s)
@@ -323,7 +323,7 @@ class _GroupShare:
         return result
 
 
-def _exchange_s(
+def exchange_s(
     load: LayerLoad,
     policy: Policy,
     before_bytes: float,
@@ -404,7 +404,7 @@ def _total_deviation(
     if covered < len(column.devices) or not _hosts_are_uniform(column):
         return np.ones(len(all_to_all))
     for cut in sets:
-        seconds = _exchange_s(load, policy, load.query_bytes, cut.in_bytes_per_s,
+        seconds = exchange_s(load, policy, load.query_bytes, cut.in_bytes_per_s,
                               cut.out_bytes_per_s)  # fmt: skip
         total += all_to_all / seconds
     result: FloatArray = np.minimum(total / 2, 1.0)
