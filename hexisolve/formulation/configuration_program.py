@@ -98,6 +98,11 @@ def build_configuration_program(
     return program
 
 
+def count_places(table: PipelineTable, cutoff_s: float) -> int:
+    """About how many variables the program would have."""
+    return int((table.total_s + table.finish_s <= cutoff_s).sum())
+
+
 def _places(table: PipelineTable, cutoff_s: float, num_stages: int | None) -> list[Place]:
     """Places that are possible at all and alone do not exceed the cutoff."""
     num_layers = table.num_layers

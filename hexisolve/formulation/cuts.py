@@ -58,9 +58,7 @@ class CutRates:
         others = [n for n, device in enumerate(devices) if device.host != host]
         return self.rate_bytes_per_s(others, own), self.rate_bytes_per_s(own, others)
 
-    def edge_limits(
-        self, own: tuple[int, ...], inside: tuple[int, ...]
-    ) -> tuple[float, float]:
+    def edge_limits(self, own: tuple[int, ...], inside: tuple[int, ...]) -> tuple[float, float]:
         """Into and out of a part of a host behind one edge, from and to the rest of the host."""
         others = [n for n in own if n not in inside]
         return self.rate_bytes_per_s(others, inside), self.rate_bytes_per_s(inside, others)

@@ -95,7 +95,8 @@ class LinearModel:
 
     def broken_rows(self, values: Sequence[float], tolerance: float = 1e-6) -> list[str]:
         """Names of rows and bounds that `values` break by more than `tolerance`, relative to
-        the size of the row's terms."""
+        the size of the row's terms.
+        """
         broken = []
         for variable in self.variables:
             value = values[variable.index]

@@ -266,7 +266,9 @@ class _CutRows:
         # most the tokens of their own side and what A brings from the other.
         crossed = exchange / self.crossing_s
         fetched = exchange / self.fetch_s
-        open_share = np.maximum(1 - crossed / near_or_tiny(near) - crossed / near_or_tiny(1 - far), 0)
+        open_share = np.maximum(
+            1 - crossed / near_or_tiny(near) - crossed / near_or_tiny(1 - far), 0
+        )
         if self.is_whole:
             missing = 1 - far - crossed / near_or_tiny(near)
             behind = near - crossed / near_or_tiny(1 - far)

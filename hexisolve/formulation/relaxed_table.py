@@ -80,7 +80,7 @@ class Lengths(NamedTuple):
 
     @property
     def num_chunks(self) -> int:
-        """n."""
+        """N."""
         return sum(self.counts)
 
 
@@ -400,7 +400,10 @@ def _signature(shape: ColumnShape) -> object:
 
 
 def relaxed_problem(
-    instance: Instance, num_stages: int | None = None, keep_all: bool = False
+    instance: Instance,
+    num_stages: int | None = None,
+    keep_all: bool = False,
+    part: frozenset[str] | None = None,
 ) -> RelaxedProblem:
     """Price every column of an instance from below.
 
@@ -412,8 +415,16 @@ def relaxed_problem(
         Most stages wanted; None for up to 8.
     keep_all
         Keep columns that are never better by their relaxed prices: real prices may differ.
+    part
+        Only units whose devices are all in this set; None for the whole cluster.
     """
     classes = unit_classes(instance.cluster)
+    if part is not None:
+        inside = [
+            UnitClass(tuple(unit for unit in entry.units if part.issuperset(unit)))
+            for entry in classes
+        ]
+        classes = tuple(entry for entry in inside if entry.count)
     num_units = sum(entry.count for entry in classes)
     most = min(num_units, instance.model.num_layers, num_stages or _MAX_STAGES)
     pricer = StagePricer(instance, most)

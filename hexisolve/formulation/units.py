@@ -48,6 +48,25 @@ def unit_classes(cluster: Cluster) -> tuple[UnitClass, ...]:
         hosts *= 2
 
 
+def connected_parts(cluster: Cluster, dtype: str) -> tuple[frozenset[str], ...]:
+    """Sets of devices that compute in the dtype and all reach one another, the largest first.
+
+    No plan spans two of them.
+    """
+    parts: list[set[str]] = []
+    for device in cluster.devices:
+        if dtype not in device.dtypes:
+            continue
+        home = next(
+            (part for part in parts if cluster.connected(next(iter(part)), device.id)), None
+        )
+        if home is None:
+            parts.append({device.id})
+        else:
+            home.add(device.id)
+    return tuple(frozenset(part) for part in sorted(parts, key=len, reverse=True))
+
+
 def devices_of(classes: Sequence[UnitClass], counts: Sequence[int]) -> tuple[str, ...]:
     """Devices of the first `counts` units of every class."""
     return tuple(

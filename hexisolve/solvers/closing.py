@@ -106,9 +106,9 @@ class Closer:
         table = self.relaxed.table
         most = table.max_stages
 
-        def extend(chosen: Configuration, used: tuple[int, ...], covered: int) -> (
-            Iterator[Configuration]
-        ):
+        def extend(
+            chosen: Configuration, used: tuple[int, ...], covered: int
+        ) -> Iterator[Configuration]:
             if covered == table.num_layers:
                 if self.num_stages in (None, len(chosen)):
                     yield chosen
@@ -116,9 +116,7 @@ class Closer:
             if len(chosen) == most:
                 return
             for column in range(table.num_columns):
-                together = tuple(
-                    a + int(b) for a, b in zip(used, table.units[column], strict=True)
-                )
+                together = tuple(a + int(b) for a, b in zip(used, table.units[column], strict=True))
                 if all(a <= b for a, b in zip(together, table.available, strict=True)):
                     for layers in range(1, table.num_layers - covered + 1):
                         choice = Choice(column, covered, layers)
@@ -168,7 +166,8 @@ class Closer:
                 return True, value_s
             options.append(sorted(found, key=lambda option: option.total_s))
             bests[idx] = (
-                min(option.shortest_s for option in found), options[-1][0].total_s,
+                min(option.shortest_s for option in found),
+                options[-1][0].total_s,
             )
         assert table.num_layers == sum(choice.num_layers for choice in configuration)
         return self._leaves(configuration, options, bests, (), value_s, deadline)
@@ -254,9 +253,7 @@ class Closer:
         )
         empty = [dict(counts) if k == idx else {} for k in range(num_stages)]
         plan = make_plan(self.instance, stages, empty)
-        memory = stage_memory(
-            self.book, plan.layout, 0, idx, plan.batch.replicas[0].pipelines
-        )
+        memory = stage_memory(self.book, plan.layout, 0, idx, plan.batch.replicas[0].pipelines)
         for rank, items in zip(stage.ranks, memory, strict=True):
             capacity = self.instance.cluster.device(rank.device).memory_bytes
             if items.needed_bytes > capacity - items.reserve:
@@ -270,9 +267,7 @@ class Closer:
         place = (j, choice.column, after, choice.num_layers)
         return float(table.time_s[place]), float(table.total_s[place])
 
-    def _value_s(
-        self, configuration: Configuration, seconds: list[tuple[float, float]]
-    ) -> float:
+    def _value_s(self, configuration: Configuration, seconds: list[tuple[float, float]]) -> float:
         return self.relaxed.table.value_of(configuration, seconds)
 
 

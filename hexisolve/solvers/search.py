@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 
 from hexisolve.data.instance import Instance
 from hexisolve.errors import PlanError
+from hexisolve.formulation.configuration_program import (
+    build_configuration_program,
+    count_places,
+)
 from hexisolve.formulation.pipeline_table import Configuration
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem
-from hexisolve.formulation.units import devices_of
+from hexisolve.formulation.units import connected_parts, devices_of
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import HeadGroup, Plan
@@ -25,6 +29,7 @@ from hexisolve.solvers.incumbent import (
     real_problem,
     wanted_units,
 )
+from hexisolve.solvers.linear_solution import Termination
 from hexisolve.solvers.polish import polish
 from hexisolve.solvers.real_stages import real_stages
 from hexisolve.solvers.result import Limit, Progress, Result, Status
@@ -33,6 +38,7 @@ _NUM_DRAFTS = 4
 _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 _NUM_SIMPLE = 16
+_MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
 
 
 class Search:
@@ -53,6 +59,7 @@ class Search:
         self.deadline = deadline
         self.relative_gap = relative_gap
         self.backend = backend
+        self.proved_by = backend
         self.num_stages = num_stages
         self.seed = seed
         self.on_progress = on_progress
@@ -66,6 +73,10 @@ class Search:
         self.history: list[Progress] = []
         self._rings: dict[tuple[str, ...], Sequence[tuple[HeadGroup, ...]]] = {}
         self.relaxed: RelaxedProblem | None = None
+        self.part: frozenset[str] = frozenset()
+        self.part_deadline = deadline
+        self.is_refuted = False
+        self._part_bounds: dict[frozenset[str], float] = {}
         self._met: dict[Configuration, float] = {}
         self._priced: dict[tuple[int, ...], None] = {}
 
@@ -83,25 +94,43 @@ class Search:
         return None if self.is_closed else "time"
 
     def run(self) -> None:
-        """Search until the gap is closed or time is up."""
-        is_small = len(self.instance.cluster.devices) <= _MAX_CLOSED_DEVICES
-        relaxed = self.relaxed = relaxed_problem(self.instance, self.num_stages, is_small)
+        """Search until the gap is closed or time is up, in every connected part of the cluster."""
+        parts = connected_parts(self.instance.cluster, self.instance.workload.dtype)
+        for part in parts:
+            self._part_bounds[part] = 0.0
+        refuted = 0
+        for number, part in enumerate(parts):
+            now = time.monotonic()
+            until = now + (self.deadline - now) / (len(parts) - number)
+            self.part, self.part_deadline, self.is_refuted = part, until, False
+            self._search_part()
+            refuted += self.is_refuted
+        if refuted == len(parts):
+            self.is_infeasible = True
+            self.diagnosis = self.diagnosis or "no device computes in the workload's dtype"
+
+    def _search_part(self) -> None:
+        is_small = len(self.part) <= _MAX_CLOSED_DEVICES
+        relaxed = self.relaxed = relaxed_problem(
+            self.instance, self.num_stages, is_small, self.part
+        )
+        self._met, self._priced = {}, {}
         wanted = wanted_units(relaxed)
-        simple = [units for units in wanted if self._num_hosts(relaxed, units) == 1 or is_small]
+        simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) == 1]
         self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
         if is_small and relaxed.columns and can_close(relaxed):
             self._close(relaxed)
             return
         self._prove(relaxed, self._time_left(0.35), max_buckets=1)
         for share in (0.5, 0.6):
-            if self.is_closed:
+            if self.is_closed or self.is_refuted:
                 return
             before = self.value_s
             self._plans(relaxed, self._next_units(relaxed, wanted), share)
             if self.value_s < before or self.plan is None:
                 self._prove(relaxed, self._time_left(0.5), max_buckets=1)
         if not self.is_closed:
-            self._prove(relaxed, self.deadline, max_buckets=16)
+            self._prove(relaxed, self.part_deadline, max_buckets=16)
 
     def accept_start(self, plan: Plan) -> None:
         """Take a user's plan as the first incumbent."""
@@ -113,21 +142,26 @@ class Search:
     def result(self, limit: Limit | None) -> Result:
         """The answer as it stands."""
         wall_s = time.monotonic() - self.started
-        common = {"wall_s": wall_s, "backend": self.backend, "history": tuple(self.history)}
+        status = Status.NO_SOLUTION
         if self.plan is not None:
-            closed = self.is_closed
-            return Result(
-                Status.OPTIMAL if closed else Status.FEASIBLE, None if closed else limit or "time",
-                self.plan, self.value_s, min(self.bound_s, self.value_s), **common,
-            )  # fmt: skip
-        if self.is_infeasible:
-            return Result(
-                Status.INFEASIBLE, None, None, None, None, diagnosis=self.diagnosis, **common
-            )
+            status = Status.OPTIMAL if self.is_closed else Status.FEASIBLE
+        elif self.is_infeasible:
+            status = Status.INFEASIBLE
+        stopped = status in (Status.FEASIBLE, Status.NO_SOLUTION)
+        bound_s = None if status is Status.INFEASIBLE else min(self.bound_s, self.value_s)
+        if status is not Status.INFEASIBLE and not math.isfinite(self.bound_s):
+            bound_s = self.value_s
         return Result(
-            Status.NO_SOLUTION, limit or "time", None, None, self.bound_s,
-            diagnosis=self.diagnosis, **common,
-        )  # fmt: skip
+            status=status,
+            limit=(limit or "time") if stopped else None,
+            plan=self.plan,
+            objective_s=None if self.plan is None else self.value_s,
+            bound_s=bound_s,
+            wall_s=wall_s,
+            backend=self.proved_by,
+            diagnosis=self.diagnosis,
+            history=tuple(self.history),
+        )
 
     def _offer(self, plan: Plan, draft: Draft | None = None) -> None:
         """Keep a plan if it is better and the independent checker accepts it."""
@@ -138,7 +172,9 @@ class Search:
         self._report()
 
     def _raise_bound(self, bound_s: float) -> None:
-        bound_s = min(bound_s, self.value_s)
+        """A bound on the plans of the present part; the least of all parts counts."""
+        self._part_bounds[self.part] = max(self._part_bounds[self.part], bound_s)
+        bound_s = min(*self._part_bounds.values(), self.value_s)
         if math.isfinite(bound_s) and bound_s > self.bound_s:
             self.bound_s = bound_s
             self._report()
@@ -154,7 +190,7 @@ class Search:
     def _time_left(self, share: float) -> float:
         """A moment that uses this share of what is left."""
         now = time.monotonic()
-        return now + share * max(self.deadline - now, 0.0)
+        return now + share * max(self.part_deadline - now, 0.0)
 
     def _num_hosts(self, relaxed: RelaxedProblem, units: tuple[int, ...]) -> int:
         cluster = self.instance.cluster
@@ -209,25 +245,60 @@ class Search:
     def _prove(self, relaxed: RelaxedProblem, deadline: float, max_buckets: int) -> None:
         """Bound from the relaxed problem, or proof that there is no plan."""
         cutoff = self.value_s if self.plan is not None else self._worst_s(relaxed)
+        if self.backend == "cp-sat" and self._prove_by_program(relaxed, cutoff, deadline):
+            return
 
         def remember(configuration: Configuration, value_s: float) -> None:
             self._met[configuration] = value_s
 
+        self.proved_by = "dp"
         optimum = solve_relaxed(
             relaxed.table,
             cutoff_s=cutoff,
             relative_gap=max(self.relative_gap / 5, 1e-6),
             num_stages=self.num_stages,
             deadline=deadline,
-            floor_s=self.bound_s,
+            floor_s=self._part_bounds[self.part],
             max_buckets=max_buckets,
             on_configuration=remember,
         )
-        if self.plan is None and optimum.is_complete and optimum.configuration is None:
-            self.is_infeasible = True
-            self.diagnosis = diagnose(self.instance, relaxed, self.num_stages)
+        if optimum.is_complete and optimum.configuration is None and self.plan is None:
+            self._no_plan(relaxed)
             return
         self._raise_bound(optimum.bound_s)
+
+    def _prove_by_program(self, relaxed: RelaxedProblem, cutoff_s: float, deadline: float) -> bool:
+        """The same with CP-SAT on the configuration program; False when that is too large."""
+        table = relaxed.table
+        if not table.num_columns or count_places(table, cutoff_s) > _MAX_PLACES:
+            return False
+        from hexisolve.solvers.cp_sat import solve_with_cp_sat
+
+        self.proved_by = "cp-sat"
+        program = build_configuration_program(table, cutoff_s, self.num_stages)
+        solution = solve_with_cp_sat(
+            program.model,
+            time_limit_s=deadline - time.monotonic(),
+            relative_gap=self.relative_gap / 5,
+            seed=self.seed,
+        )
+        if solution.values is not None:
+            configuration = program.configuration(solution.values)
+            self._met[configuration] = table.value_s(configuration)
+        if solution.termination is Termination.INFEASIBLE:
+            if self.plan is None:
+                self._no_plan(relaxed)
+            else:
+                self._raise_bound(cutoff_s)
+        elif solution.bound is not None:
+            self._raise_bound(solution.bound)
+        return True
+
+    def _no_plan(self, relaxed: RelaxedProblem) -> None:
+        """The present part has no plan."""
+        self.is_refuted = True
+        self.diagnosis = self.diagnosis or diagnose(self.instance, relaxed, self.num_stages)
+        self._raise_bound(math.inf)
 
     def _close(self, relaxed: RelaxedProblem) -> None:
         """Enumerate what could still be better."""
@@ -236,11 +307,11 @@ class Search:
             self._offer(plan)
             return self.value_s
 
+        self.proved_by = "enumeration"
         closer = Closer(relaxed, self.num_stages, offer)
-        closing = closer.run(self.value_s, self.relative_gap, self.deadline)
+        closing = closer.run(self.value_s, self.relative_gap, self.part_deadline)
         if closing.is_complete and self.plan is None:
-            self.is_infeasible = True
-            self.diagnosis = diagnose(self.instance, relaxed, self.num_stages)
+            self._no_plan(relaxed)
             return
         self._raise_bound(closing.bound_s)
 

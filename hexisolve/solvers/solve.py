@@ -47,7 +47,8 @@ def solve(
     relative_gap
         Stop when ``(objective - bound) / objective`` is at most this.
     backend
-        Exact method for the bound: ``cp-sat`` or ``dp``.
+        Exact method for the bound: ``cp-sat`` (while its program is small) or ``dp``; small
+        clusters are closed by enumeration. `Result.backend` says which it was.
     stages
         Exact number of pipeline stages; None for any.
     start

@@ -10,9 +10,9 @@ from hexisolve.data.cluster import Cluster
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import ModelSpec, llama_like
 from hexisolve.data.workload import Workload
+from hexisolve.formulation.pipeline_table import Choice
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import StagePricer, StagePrices, make_table
-from hexisolve.formulation.pipeline_table import Choice
 from hexisolve.formulation.stage_memory_bound import StateMode
 from hexisolve.formulation.units import unit_classes
 from hexisolve.plan.evaluate import Evaluation, evaluate
@@ -67,7 +67,9 @@ def _assert_layers_below(instance, pricer, found, stage_idx, relaxed_layers) -> 
     order = [p for p in ("full", "layer", "none") for _ in range(recompute.get(p, 0))]
     chunks = found.plan.batch.replicas[0].pipelines[0].chunks
     for chunk, price in zip(chunks, stage.prices, strict=True):
-        lengths = [k for k, tokens in enumerate(pricer.lengths.tokens) if tokens <= chunk.num_tokens]
+        lengths = [
+            k for k, tokens in enumerate(pricer.lengths.tokens) if tokens <= chunk.num_tokens
+        ]
         length = lengths[0]
         for layer_idx, policy, layer in zip(
             range(*plan_stage.layers), order, price.layers, strict=True

@@ -1,0 +1,78 @@
+"""The solver on the published settings: mixed-32 and mixed-32-fast, 13B and 70B, 64K to 1M tokens.
+
+    python benchmarks/published_settings.py [--time-limit 10] [--sensitivity] [--only TEXT]
+
+Prints one markdown row per setting. `--sensitivity` repeats every setting with one kind of device
+at a time at 0.8 and 1.2 times its speed (dense and attention together).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Iterator
+
+import hexisolve as hx
+from hexisolve.solvers.result import Result
+
+CLUSTERS = ("mixed-32", "mixed-32-fast")
+MODELS = ("llama-2-13b", "llama-3.1-70b")
+CONTEXTS = (65_536, 262_144, 1_048_576)
+BATCH = 8
+KINDS = ("H100-SXM-80GB", "A100-SXM-80GB", "L40S-48GB")
+HEADER = (
+    "| setting | status | objective | bound | gap | wall |\n| --- | --- | --- | --- | --- | --- |"
+)
+
+
+def settings(sensitivity: bool) -> Iterator[tuple[str, hx.Instance]]:
+    """(name, instance) of every row."""
+    from hexisolve.data.library import models_folder
+
+    for cluster_name in CLUSTERS:
+        cluster = hx.Cluster.read(cluster_name)
+        variants = [(cluster_name, cluster)]
+        if sensitivity:
+            variants += [
+                (f"{cluster_name}, {kind} x {factor}", cluster.with_speed(kind, factor))
+                for kind in KINDS
+                for factor in (0.8, 1.2)
+            ]
+        for model_name in MODELS:
+            path = models_folder() / "llm" / f"{model_name}.json"
+            model = hx.ModelSpec.from_config(path, model_name)
+            for context in CONTEXTS:
+                workload = hx.Workload(context_tokens=context, batch_sequences=BATCH)
+                for name, variant in variants:
+                    title = f"{name}, {model_name}, {context // 1024}K"
+                    yield title, hx.Instance(variant, model, workload)
+
+
+def row(title: str, result: Result) -> str:
+    """One markdown row."""
+    objective = "-" if result.objective_s is None else f"{result.objective_s:.3f} s"
+    bound = "-" if result.bound_s is None else f"{result.bound_s:.3f} s"
+    gap = "-" if result.gap is None else f"{100 * result.gap:.2f}%"
+    return f"| {title} | {result.status.value} | {objective} | {bound} | {gap} | {result.wall_s:.1f} s |"
+
+
+def main() -> None:
+    """Solve and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--time-limit", type=float, default=10.0)
+    parser.add_argument("--backend", default="dp")
+    parser.add_argument("--sensitivity", action="store_true")
+    parser.add_argument("--only", default="", help="settings whose name holds this text")
+    options = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, "
+          f"Python {platform.python_version()}, limit {options.time_limit:g} s\n")  # fmt: skip
+    print(HEADER, flush=True)
+    for title, instance in settings(options.sensitivity):
+        if options.only in title:
+            result = hx.solve(instance, time_limit_s=options.time_limit, backend=options.backend)
+            print(row(title, result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
