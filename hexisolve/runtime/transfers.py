@@ -89,8 +89,34 @@ class Transfers:
 
     def finish(self, handle: str) -> None:
         """Store what was received."""
+        sums: dict[str, list[_Expected]] = {}
         for entry in self._pending.pop(handle):
-            self._store(entry.transfer, entry.payload, entry.chunk, entry.layer_idx)
+            if entry.transfer.buffer == "gradient" and entry.transfer.adds:
+                sums.setdefault(unit_name(entry.transfer.unit, entry.layer_idx), []).append(entry)
+            else:
+                self._store(entry.transfer, entry.payload, entry.chunk, entry.layer_idx)
+        for unit, entries in sums.items():
+            self._add_gradients(unit, entries)
+
+    def _add_gradients(self, unit: str, entries: list[_Expected]) -> None:
+        """Sum what other holders of a unit sent.
+
+        Every holder adds in the order of ranks, itself included: three copies of a weight would
+        otherwise drift apart by rounding.
+        """
+        gradient = self.flat.gradients[unit]
+        later = [entry for entry in entries if entry.transfer.peer > self.rank]
+        earlier = [entry for entry in entries if entry.transfer.peer < self.rank]
+        if earlier:
+            own = gradient.clone()
+            gradient.zero_()
+            self._add_in_order(gradient, earlier)
+            gradient += own
+        self._add_in_order(gradient, later)
+
+    def _add_in_order(self, gradient: Tensor, entries: list[_Expected]) -> None:
+        for entry in sorted(entries, key=lambda entry: entry.transfer.peer):
+            put_rows(gradient, entry.transfer.rows, entry.payload, adds=True)
 
     def boundary(self, chunk: ChunkBuffers, name: str) -> Tensor:
         """``hidden`` or ``d_hidden``, made on first receive (or for a rank without tokens)."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import ModelSpec
-from hexisolve.plan.plan import Plan
+from hexisolve.plan.plan import BatchPlan, Chunk, Layout, Plan, Slice, Stage, ZeroMode
 from hexisolve.runtime.verify import Verification, verify_virtual
-from tests.plans import make, tiny_model
+from tests.plans import TWO_STAGES, cluster, make, tiny_model
 
 TOLERANCE = 1e-10
 # Few blocks: small sequences would otherwise travel token by token.
@@ -58,3 +59,37 @@ def one_ring(
     return make(
         [((0, model.num_layers), groups)], [list(range(len(lengths)))], lengths, model=model
     )
+
+
+def replicas(
+    num_single: int = 1, *, is_tied: bool = False, zero: ZeroMode = 0
+) -> tuple[Instance, Plan]:
+    """A pipeline of two stages beside replicas of one uneven head group each."""
+    model = tiny_model(tied_embeddings=is_tied)
+    lengths = [17, 9, *(11 + 4 * idx for idx in range(num_single))]
+    instance, first = make(TWO_STAGES, [[0], [1]], lengths[:2], model=model, zero=zero)
+    _, single = make(
+        [((0, 4), [[(1, (0, 2)), (2, (2, 6))]])], [[0]], lengths[2:3], model=model, zero=zero
+    )
+    net = cluster(4 + 2 * num_single)
+    devices = sorted(net.device_index, key=net.device_index.__getitem__)
+    (shape,), (batch,) = single.layout.replicas, single.batch.replicas
+    all_replicas, all_batches = list(first.layout.replicas), list(first.batch.replicas)
+    for idx in range(num_single):
+        own = devices[4 + 2 * idx : 6 + 2 * idx]
+        all_replicas.append(replace(shape, stages=(_on(shape.stages[0], own),)))
+        chunk = Chunk((Slice(2 + idx, 0, lengths[2 + idx]),))
+        pipeline = replace(batch.pipelines[0], chunks=(chunk,))
+        all_batches.append(replace(batch, pipelines=(pipeline,)))
+    workload = replace(instance.workload, lengths=tuple(lengths))
+    plan = Plan(Layout(tuple(all_replicas)), BatchPlan(tuple(all_batches)))
+    return replace(instance, cluster=net, workload=workload), plan
+
+
+def _on(stage: Stage, devices: Sequence[str]) -> Stage:
+    """The stage of one group with other devices."""
+    (group,) = stage.ring
+    ranks = tuple(
+        replace(rank, device=device) for rank, device in zip(group.ranks, devices, strict=True)
+    )
+    return replace(stage, ring=(replace(group, ranks=ranks),))

@@ -23,7 +23,7 @@ from hexisolve.runtime.launch import StepRecord, train
 from hexisolve.runtime.processes import Job, StepDone, run_local
 from hexisolve.runtime.verify import FixedBatch, verify_processes
 from tests.plans import CASES, TWO_STAGES, make, tiny_model
-from tests.runtime.exactness import RING_BLOCKS, assert_exact
+from tests.runtime.exactness import RING_BLOCKS, assert_exact, replicas
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -60,6 +60,11 @@ def _no_process_is_left() -> object:
 )
 def test_hand_written_plan_equals_one_process(name: str) -> None:
     assert_exact(verify_processes(*CASES[name](), ring_blocks=RING_BLOCKS, timeout_s=TIMEOUT_S))
+
+
+def test_unlike_replicas() -> None:
+    case = replicas(1, is_tied=True, zero=1)
+    assert_exact(verify_processes(*case, ring_blocks=RING_BLOCKS, timeout_s=TIMEOUT_S))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hexisolve.data.instance import Instance
-from hexisolve.plan.plan import Plan
+from hexisolve.plan.plan import Plan, ZeroMode
 from hexisolve.program.compile import compile_plan
 from hexisolve.runtime.architecture import EMBEDDING, Architecture
 from hexisolve.runtime.corpus import random_batch
@@ -16,7 +16,7 @@ from hexisolve.runtime.launch import ReferenceTrainer
 from hexisolve.runtime.optimizer import AdamWSettings, ShareOptimizer, clip_scale
 from hexisolve.runtime.virtual import VirtualRun
 from tests.plans import CASES, make, ring_of_groups, tied, tiny_model
-from tests.runtime.exactness import RING_BLOCKS
+from tests.runtime.exactness import RING_BLOCKS, replicas
 
 OPTIMIZER = AdamWSettings(learning_rate=1e-2, weight_decay=0.1, max_gradient_norm=0.5)
 SETTINGS = RunSettings(dtype=torch.float64, style="probe", optimizer=OPTIMIZER)
@@ -145,6 +145,19 @@ def test_tied_embeddings_stay_bit_equal_on_both_stages(zero: int) -> None:
         assert torch.equal(copy, copies[0])
     expected = reference_after(case)
     assert (copies[0] - expected[EMBEDDING].detach()).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_copies_on_unlike_replicas_stay_bit_equal(zero: ZeroMode) -> None:
+    """Four holders of the tied table: a sum in each one's own order would drift apart."""
+    case = replicas(2, is_tied=True, zero=zero)
+    run = trained(case, SETTINGS)
+    expected = reference_after(case)
+    assert largest_difference(run, expected) < 1e-10
+    copies: dict[str, Tensor] = {}
+    for rank in run.ranks:
+        for name, weight in rank.flat.named(rank.flat.weights).items():
+            assert torch.equal(weight, copies.setdefault(name, weight)), name
 
 
 def test_bfloat16_training_brings_the_loss_down() -> None:

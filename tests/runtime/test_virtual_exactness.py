@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hexisolve.data.model_spec import ModelSpec
-from hexisolve.plan.plan import Chunk, Plan, Slice
+from hexisolve.plan.plan import Chunk, Plan, Slice, ZeroMode
 from hexisolve.program.compile import compile_plan
 from hexisolve.runtime import virtual
 from hexisolve.runtime.requests import Message
@@ -18,6 +18,7 @@ from tests.runtime.exactness import (
     head_cuts,
     one_group,
     one_ring,
+    replicas,
 )
 
 
@@ -157,7 +158,14 @@ def _with_chunk(plan: Plan, chunk: Chunk) -> Plan:
     )
 
 
-# Stages, chunks and recompute.
+# Stages, chunks, replicas and recompute.
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_unlike_replicas(zero: ZeroMode, is_tied: bool) -> None:
+    """A pipeline beside single-stage replicas with other shares of the batch."""
+    assert_virtually_exact(replicas(2, is_tied=is_tied, zero=zero))
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 3, 4])
