@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hexisolve.data.model_spec import ModelSpec
+from hexisolve.errors import UnsupportedPlanError
 from hexisolve.plan.plan import Chunk, Plan, Slice, ZeroMode
 from hexisolve.program.compile import compile_plan
 from hexisolve.runtime import virtual
@@ -147,9 +150,16 @@ def test_explicit_pieces() -> None:
     assert_virtually_exact((instance, _with_chunk(plan, Chunk(whole.slices, pieces))))
 
 
-def _with_chunk(plan: Plan, chunk: Chunk) -> Plan:
-    from dataclasses import replace
+def test_offload_is_refused_by_name() -> None:
+    instance, plan = make([((0, 4), [[(1, (0, 6))]])], [[0]], [12])
+    (batch,) = plan.batch.replicas
+    pipeline = replace(batch.pipelines[0], offload=((2,),))
+    offloading = replace(plan.batch, replicas=(replace(batch, pipelines=(pipeline,)),))
+    with pytest.raises(UnsupportedPlanError, match="offload"):
+        verify_virtual(instance, replace(plan, batch=offloading))
 
+
+def _with_chunk(plan: Plan, chunk: Chunk) -> Plan:
     (replica,) = plan.batch.replicas
     (pipeline,) = replica.pipelines
     pipeline = replace(pipeline, chunks=(chunk,))
