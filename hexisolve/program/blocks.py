@@ -64,6 +64,14 @@ class RingWork:
     own: tuple[tuple[tuple[AttnPair, ...], ...], ...]
     arriving: tuple[dict[int, tuple[AttnPair, ...]], ...]
 
+    @property
+    def is_deep(self) -> bool:
+        """Every group that sends has two blocks or more: one can be posted while one moves."""
+        counts: dict[int, int] = {}
+        for block in self.blocks:
+            counts[block.chain[0]] = counts.get(block.chain[0], 0) + 1
+        return bool(counts) and min(counts.values()) >= 2
+
 
 def ring_work(
     group_pieces: Sequence[Pieces], *, causal: bool, window: int | None, ring_blocks: int

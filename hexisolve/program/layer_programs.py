@@ -208,5 +208,6 @@ class LayerWriter:
             self.member_idx,
             f"{self.shape.channel_prefix}.ring",
             self.shape.attention,
+            self.shape.work.is_deep,
         )
         return rank.instructions(steps[self.group_idx], backward=backward)

@@ -162,9 +162,16 @@ class Player:
             self._arrived(what)
 
     def _moved(self, job: Job) -> None:
-        """The bytes of a job are through; a latency later its ends know."""
+        """The bytes of a job are through: its channel is free, a latency later its ends know."""
         groups = job.tag
         assert isinstance(groups, tuple)
+        for group in groups:
+            group.open_parts -= 1
+            if not group.open_parts:
+                queue = self._queues[group.rank, group.channel]
+                queue.popleft()
+                if queue:
+                    self._activate(queue[0])
         if job.load.latency_s:
             self._at(self._now_s + job.load.latency_s, groups)
         else:
@@ -257,14 +264,8 @@ class Player:
     def _arrived(self, groups: tuple[_Group, ...]) -> None:
         """A transfer or a collective is complete at all its ends."""
         for group in groups:
-            group.open_parts -= 1
             handle = group.handle
             handle.open_parts -= 1
-            if not group.open_parts:
-                queue = self._queues[group.rank, group.channel]
-                queue.popleft()
-                if queue:
-                    self._activate(queue[0])
             rank = self._ranks[group.rank]
             if rank.blocked_on is handle and not handle.open_parts:
                 rank.blocked_on = None

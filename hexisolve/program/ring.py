@@ -1,10 +1,14 @@
 """The ring: blocks of KV forwarded as they arrive, without a barrier per hop.
 
 Transfers are laid out on common step numbers: every START of step t contains all that a rank
-sends and receives in step t, sender and receiver use the same number, and a block goes on only in
-a step after the one it came in. By induction over t nothing can wait in a circle
-(docs/programs.md). Within a step a group computes on what arrived before; its own keys fill the
-rest, so that each step holds about the same work. Cost equation 5 (docs/cost-model.md).
+sends and receives in step t, sender and receiver use the same number, and what came or was computed
+in step t goes on in step t + 2 at the earliest. So step t + 1 is posted before step t is waited for
+and the links never wait for a kernel; by induction over t nothing can wait in a circle
+(docs/programs.md). Where some group has a single block that would halve the pace: there it goes on
+in step t + 1, and steps are posted one by one.
+
+Within a step a group computes on what arrived before; its own keys fill the rest, so that each step
+holds about the same work. Cost equation 5 (docs/cost-model.md).
 """
 
 from __future__ import annotations
@@ -60,9 +64,10 @@ def ring_steps(work: RingWork, *, backward: bool) -> tuple[tuple[GroupStep, ...]
     the first group after its origin, leaves each group in the step after that group added its part
     and reaches the origin last.
     """
-    groups = [_GroupState(idx, work, backward) for idx in range(len(work.own))]
+    delay = 2 if work.is_deep else 1
+    groups = [_GroupState(idx, work, backward, delay) for idx in range(len(work.own))]
     for block in work.blocks:
-        groups[block.chain[0]].queue.append(block)
+        groups[block.chain[0]].queue.append((0, block))
     sends = [0] * len(groups)
     for block in work.blocks:
         for group_idx in block.chain[:-1]:
@@ -75,7 +80,7 @@ def ring_steps(work: RingWork, *, backward: bool) -> tuple[tuple[GroupStep, ...]
         for sender, step in zip(groups, now, strict=True):
             for block, destination in step.kv_sends:
                 now[destination].kv_receives.append((block, sender.idx))
-                groups[destination].receive(block)
+                groups[destination].receive(block, step_idx)
             for block, destination in step.dkv_sends:
                 now[destination].dkv_receives.append((block, sender.idx))
                 groups[destination].has_sum.add(block.number)
@@ -90,15 +95,16 @@ def ring_steps(work: RingWork, *, backward: bool) -> tuple[tuple[GroupStep, ...]
 class _GroupState:
     """One group while the steps are laid out."""
 
-    def __init__(self, idx: int, work: RingWork, backward: bool) -> None:
+    def __init__(self, idx: int, work: RingWork, backward: bool, delay: int) -> None:
         self.idx = idx
+        self.delay = delay
         self.backward = backward
         self.pairs_of = work.arriving[idx]
         self.own = deque(work.own[idx])
         self.num_portions = len(self.own) + len(self.pairs_of)
         self.num_done = 0
-        self.queue: deque[Block] = deque()
-        """KV blocks to send."""
+        self.queue: deque[tuple[int, Block]] = deque()
+        """KV blocks to send, with the first step they may leave in."""
         self.arrived: deque[Block] = deque()
         """KV blocks to compute on."""
         self.held: dict[int, Block] = {}
@@ -107,7 +113,8 @@ class _GroupState:
         self.computed: set[int] = set()
         self.has_sum: set[int] = set()
         self.open_sums: dict[int, Block] = {}
-        self.ready_sums: list[Block] = []
+        self.ready_sums: deque[tuple[int, Block]] = deque()
+        """Sums to send, with the step they leave in."""
 
     @property
     def has_work(self) -> bool:
@@ -116,15 +123,15 @@ class _GroupState:
     def begin(self, step_idx: int, num_paced: int) -> GroupStep:
         """Choose what leaves and what is computed, from what was there before the step."""
         step = GroupStep(step_idx)
-        if self.queue:
-            block = self.queue.popleft()
+        if self.queue and self.queue[0][0] <= step_idx:
+            _, block = self.queue.popleft()
             self.to_send.discard(block.number)
             step.kv_sends.append((block, block.chain[block.chain.index(self.idx) + 1]))
-        for block in self.ready_sums:
+        while self.ready_sums and self.ready_sums[0][0] <= step_idx:
+            _, block = self.ready_sums.popleft()
             following = block.after(self.idx)
             step.dkv_sends.append((block, block.chain[0] if following is None else following))
-        step.dkv_drops = tuple(block.number for block in self.ready_sums)
-        self.ready_sums = []
+        step.dkv_drops = tuple(block.number for block, _ in step.dkv_sends)
 
         pairs: list[AttnPair] = []
         while self.arrived:
@@ -139,17 +146,17 @@ class _GroupState:
         step.pairs = tuple(pairs)
         return step
 
-    def receive(self, block: Block) -> None:
+    def receive(self, block: Block, step_idx: int) -> None:
         self.arrived.append(block)
         self.held[block.number] = block
         if self.backward:
             self.open_sums[block.number] = block
         if block.after(self.idx) is not None:
-            self.queue.append(block)
+            self.queue.append((step_idx + self.delay, block))
             self.to_send.add(block.number)
 
     def end(self, step: GroupStep) -> None:
-        """Free what was used and sent; sums that are complete leave in the next step."""
+        """Free what was used and sent; sums that are complete may leave."""
         done = [n for n in self.held if n in self.computed and n not in self.to_send]
         for number in done:
             del self.held[number]
@@ -158,7 +165,7 @@ class _GroupState:
             is_first = block.chain[1] == self.idx
             if number in self.computed and (is_first or number in self.has_sum):
                 del self.open_sums[number]
-                self.ready_sums.append(block)
+                self.ready_sums.append((step.number + self.delay, block))
 
 
 @dataclass(frozen=True)
@@ -173,6 +180,8 @@ class RingRank:
         This rank.
     channel
         The ring's process group.
+    is_deep
+        Whether a step is posted before the one before it is waited for.
     """
 
     layouts: tuple[GroupLayout, ...]
@@ -180,6 +189,7 @@ class RingRank:
     member_idx: int
     channel: str
     attention: AttentionSpec
+    is_deep: bool
 
     @property
     def kv_heads(self) -> Interval:
@@ -187,7 +197,7 @@ class RingRank:
         return self.layouts[self.group_idx].kv_heads[self.member_idx]
 
     def instructions(self, steps: Sequence[GroupStep], *, backward: bool) -> Iterator[Instruction]:
-        """Write the ring's part of attention: {START; ATTN_BLOCK; WAIT; DROP} per step."""
+        """Write the ring's part of attention: {START of the next step; ATTN_BLOCK; WAIT; DROP}."""
         first, stop = self.kv_heads
         if first == stop:
             return
@@ -208,6 +218,7 @@ class RingRank:
                 for _, heads in _overlaps([interval], (peer,), (self.kv_heads,))
             ]
             all_out[other_idx] = kv_in[other_idx]
+        starts: dict[int, Start] = {}
         for step in steps:
             transfers = (
                 *self._moves("kv", True, step.kv_sends, kv_out),
@@ -215,13 +226,17 @@ class RingRank:
                 *self._moves("dkv", True, step.dkv_sends, all_out),
                 *self._moves("dkv", False, step.dkv_receives, all_in),
             )
-            handle = f"ring {step.number}"
             if transfers:
-                yield Start(handle, transfers)
+                starts[step.number] = Start(f"ring {step.number}", transfers)
+        not_posted = dict(starts)
+        for step in steps:
+            for number in (step.number, step.number + 1)[: 1 + self.is_deep]:
+                if number in not_posted:
+                    yield not_posted.pop(number)
             if step.pairs:
                 yield AttnBackwardBlock(step.pairs) if backward else AttnBlock(step.pairs)
-            if transfers:
-                yield Wait(handle)
+            if step.number in starts:
+                yield Wait(starts[step.number].handle)
             if step.kv_drops:
                 yield Drop("kv_block", step.kv_drops)
             if step.dkv_drops:
