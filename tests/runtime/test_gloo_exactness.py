@@ -98,7 +98,9 @@ def test_other_than_one_process_per_rank_is_refused() -> None:
         train(*CASES["two_stages"](), num_steps=1, num_processes=3)
 
 
-def job(programs: Programs, batches: object, num_steps: int = 1, timeout_s: float = 5.0) -> Job:
+def job(
+    programs: Programs, batches: object, num_steps: int = 1, timeout_s: float = TIMEOUT_S
+) -> Job:
     return Job(
         programs=programs, settings=RunSettings(dtype=torch.float64), batches=batches,  # type: ignore[arg-type]
         num_steps=num_steps, timeout_s=timeout_s,
@@ -129,21 +131,23 @@ class Sabotage:
 
 
 @pytest.mark.parametrize(
-    ("deed", "words"),
+    ("deed", "timeout_s", "words"),
     [
-        ("kill", r"rank 2 \(.*\) was ended by signal SIGKILL"),
-        ("stop", r"rank 2 \(.*\) did not answer within 5 s"),
-        ("raise", r"rank 2 \(.*\): data: the disk is gone"),
+        ("kill", TIMEOUT_S, r"rank 2 \(.*\) was ended by signal SIGKILL"),
+        ("stop", 6.0, r"rank 2 \(.*\) did not answer within 6 s"),
+        ("raise", TIMEOUT_S, r"rank 2 \(.*\): data: the disk is gone"),
     ],
 )
-def test_lost_rank_ends_the_job_in_time_and_is_named(deed: str, words: str) -> None:
+def test_lost_rank_ends_the_job_in_time_and_is_named(
+    deed: str, timeout_s: float, words: str
+) -> None:
     programs = small_programs()
     batches = Sabotage(random_batch(programs.sequence_lengths, 64, 0), 2, deed)
     steps: list[StepDone] = []
     begun_s = time.monotonic()
     with pytest.raises(RuntimeMismatchError, match=words):
-        run_local(job(programs, batches, num_steps=5), steps.append)
-    assert time.monotonic() - begun_s < 5.0 + 10.0
+        run_local(job(programs, batches, num_steps=5, timeout_s=timeout_s), steps.append)
+    assert time.monotonic() - begun_s < timeout_s + 10.0
     assert [step.step for step in steps] == [0, 1]
 
 
