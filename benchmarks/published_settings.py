@@ -54,7 +54,8 @@ def row(title: str, result: Result) -> str:
     objective = "-" if result.objective_s is None else f"{result.objective_s:.3f} s"
     bound = "-" if result.bound_s is None else f"{result.bound_s:.3f} s"
     gap = "-" if result.gap is None else f"{100 * result.gap:.2f}%"
-    return f"| {title} | {result.status.value} | {objective} | {bound} | {gap} | {result.wall_s:.1f} s |"
+    cells = [title, result.status.value, objective, bound, gap, f"{result.wall_s:.1f} s"]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:

@@ -94,8 +94,9 @@ class LinearModel:
         return sum(factor * values[index] for index, factor in self.objective.items())
 
     def broken_rows(self, values: Sequence[float], tolerance: float = 1e-6) -> list[str]:
-        """Names of rows and bounds that `values` break by more than `tolerance`, relative to
-        the size of the row's terms.
+        """Names of rows and bounds that `values` break by more than `tolerance`.
+
+        Relative to the size of a row's terms.
         """
         broken = []
         for variable in self.variables:

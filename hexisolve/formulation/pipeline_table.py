@@ -77,12 +77,12 @@ class PipelineTable:
     @property
     def num_layers(self) -> int:
         """L."""
-        return self.time_s.shape[3] - 1
+        return int(self.time_s.shape[3]) - 1
 
     @property
     def max_stages(self) -> int:
         """Largest number of stages the table speaks about."""
-        return self.time_s.shape[0]
+        return int(self.time_s.shape[0])
 
     def loops(self, stages_after: int) -> tuple[int, ...]:
         """The values of k for which F2 is written at a stage."""

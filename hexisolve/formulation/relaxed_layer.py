@@ -127,7 +127,7 @@ def least_layer_s(
     load: LayerLoad, policy: Policy, column: ColumnShape, cost: CostConstants, num_tokens: int
 ) -> float:
     """Least F + B seconds of one layer on a column under a recompute policy."""
-    dense, attention, before, after, ring, launches = REPEATS[policy]
+    _, _, before, after, ring, launches = REPEATS[policy]
     overhead = cost.launch_overhead_s * cost.launches_per_layer * (1.0 + launches)
     num_devices = len(column.devices)
     if num_devices == 1:
@@ -307,7 +307,8 @@ class _GroupShare:
             exchanged += (2 + repeats[2]) * load.query_bytes + (2 + repeats[3]) * load.output_bytes
 
         def least(values: FloatArray) -> FloatArray:
-            return np.where(inside, values, np.inf).min(axis=1)[:, None, None]
+            found: FloatArray = np.where(inside, values, np.inf).min(axis=1)[:, None, None]
+            return found
 
         self.per_second = (inside @ column.own_bytes_per_s)[:, None, None] / exchanged
         # A KV head whose query heads are spread over ranks costs each little attention: such a
@@ -391,7 +392,8 @@ def _mixed_s(
         rows = np.maximum(compute, ring)
         if cut_rows is not None:
             rows = np.maximum(rows, cut_rows(upper, limit))
-        return rows + hop_s * (groups - 1)
+        result: FloatArray = rows + hop_s * (groups - 1)
+        return result
 
     return float((cells[:-1] + _over_stretches(free_s, inside)).min())
 

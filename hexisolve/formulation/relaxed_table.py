@@ -143,7 +143,7 @@ def stage_sizes(instance: Instance, is_last: bool) -> StageSizes:
     shape = (places, num_layers + 1)
     counts = [np.zeros(shape, dtype=np.int64) for _ in kinds]
     layers = np.broadcast_to(np.arange(num_layers + 1), shape)
-    values = np.zeros((5, *shape))
+    parameters, pair, largest, first_block, last_block = np.zeros((5, *shape))
     exists, is_first = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     for place in range(places):
         for size in range(1, num_layers + 1):
@@ -163,14 +163,14 @@ def stage_sizes(instance: Instance, is_last: bool) -> StageSizes:
             for idx, kind in enumerate(kinds):
                 counts[idx][place, size] = own.count(kind)
             blocks = _blocks(instance, own, starts, is_last)
-            values[:, place, size] = (
-                sum(blocks),
-                max((a + b for a, b in pairwise(blocks)), default=blocks[0]),
-                max(blocks),
-                blocks[0],
-                blocks[-1],
-            )
-    return StageSizes(tuple(counts), layers, *values, exists, is_first)
+            parameters[place, size] = sum(blocks)
+            neighbours = [a + b for a, b in pairwise(blocks)]
+            pair[place, size] = max(neighbours, default=blocks[0])
+            largest[place, size] = max(blocks)
+            first_block[place, size], last_block[place, size] = blocks[0], blocks[-1]
+    return StageSizes(
+        tuple(counts), layers, parameters, pair, largest, first_block, last_block, exists, is_first
+    )
 
 
 def _blocks(
@@ -355,8 +355,9 @@ class StagePricer:
         self, sizes: StageSizes, rooms: FloatArray, live: FloatArray, longest: int,
         layer_s: FloatArray,
     ) -> FloatArray:  # fmt: skip
-        """Unlike layers: each kind goes none -> layer -> full, or straight where that is cheaper."""
-        excess = -rooms + min(float(m.transient.min()) for m in self.memories) * longest + 0 * live
+        """Unlike layers: each kind goes none -> layer -> full, or straight if cheaper."""
+        transient = min(float(memory.transient.min()) for memory in self.memories) * longest
+        excess: FloatArray = transient - rooms + 0 * live
         steps: list[tuple[FloatArray, FloatArray]] = []
         for kind, counts in enumerate(sizes.kind_counts):
             kept = [value * live for value in self.memories[kind].kept]
@@ -365,9 +366,11 @@ class StagePricer:
             saved = (kept[0] - kept[1], kept[1] - kept[2])
             lost = (float(price[1]), max(float(price[2] - price[1]), 0.0))
             if (lost[0] * saved[1] > lost[1] * saved[0]).any():
-                steps.append((counts * (saved[0] + saved[1]), counts * (lost[0] + lost[1])))
-            else:
-                steps += [(counts * s, counts * t) for s, t in zip(saved, lost, strict=True)]
+                saved, lost = (saved[0] + saved[1], 0 * saved[1]), (lost[0] + lost[1], 0.0)
+            for fewer_bytes, more_s in zip(saved, lost, strict=True):
+                bytes_: FloatArray = np.multiply(counts, fewer_bytes)
+                seconds: FloatArray = np.multiply(counts, more_s) + 0 * live
+                steps.append((bytes_, seconds))
         return least_recompute_mixed_s(steps, excess)
 
     def _finish_s(self, shape: ColumnShape, mode: StateMode, sizes: StageSizes) -> FloatArray:

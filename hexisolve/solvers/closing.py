@@ -232,7 +232,7 @@ class Closer:
         self, stage: Stage, idx: int, num_stages: int, sizes: list[int]
     ) -> Option | None:
         """The stage with the recompute counts that fit and take least; None when none fits."""
-        choices = []
+        choices: list[tuple[float, float, int, dict[Policy, int]]] = []
         for counts in _recompute_choices(stage.num_layers):
             seconds = self._stage_s(stage, idx, num_stages, counts)
             choices.append((seconds[1], seconds[0], len(choices), counts))
@@ -251,7 +251,9 @@ class Closer:
             stage if k == idx else Stage((0, 1), (HeadGroup((rank,) * size),))
             for k, size in enumerate(sizes)
         )
-        empty = [dict(counts) if k == idx else {} for k in range(num_stages)]
+        empty: list[Mapping[Policy, int]] = [
+            dict(counts) if k == idx else {} for k in range(num_stages)
+        ]
         plan = make_plan(self.instance, stages, empty)
         memory = stage_memory(self.book, plan.layout, 0, idx, plan.batch.replicas[0].pipelines)
         for rank, items in zip(stage.ranks, memory, strict=True):

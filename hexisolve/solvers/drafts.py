@@ -107,7 +107,7 @@ def to_stages(draft: Draft) -> tuple[Stage, ...]:
                 "kv",
                 part.mode.zero,
                 part.mode.gradients,
-            )  # fmt: skip
+            )
         )
         first += part.num_layers
     return tuple(stages)

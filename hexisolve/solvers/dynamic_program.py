@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from hexisolve.formulation.pipeline_table import (
     Choice,
@@ -152,17 +153,18 @@ class _Paths:
         table, num_layers = self.table, self.num_layers
         following = _Front(np.full_like(front.behind, np.inf), np.full_like(front.room, -np.inf))
         is_whole = False
-        has_label = (front.room >= 0).any(axis=2)
+        has_label: npt.NDArray[np.bool_] = np.any(front.room >= 0, axis=2)
         covered = np.flatnonzero(has_label.any(axis=0))
         if not len(covered):
             return following, False
-        possible = np.isfinite(allowed).any(axis=(1, 2))
-        use = has_label.any(axis=1)[self.sources] & possible[self.columns]
+        possible = np.isfinite(allowed.min(axis=(1, 2)))
+        states_used: npt.NDArray[np.bool_] = np.any(has_label, axis=1)
+        use = states_used[self.sources] & possible[self.columns]
         sources, columns, targets = self.sources[use], self.columns[use], self.targets[use]
         for layers in range(1, num_layers + 1 - int(covered[0])):
             span = slice(int(covered[0]), min(int(covered[-1]) + 1, num_layers + 1 - layers))
             by_column = allowed[:, span, layers]
-            usable = np.isfinite(by_column).any(axis=1)[columns]
+            usable = np.isfinite(by_column.min(axis=1))[columns]
             if not usable.any():
                 continue
             own_columns, own_targets = columns[usable], targets[usable]

@@ -130,7 +130,7 @@ def renamed(
     classes: Sequence[UnitClass], counts: Sequence[int], used: Sequence[int]
 ) -> dict[str, str]:
     """Devices of a column's first units -> devices of the first units that are not used yet."""
-    names = {}
+    names: dict[str, str] = {}
     for entry, count, first in zip(classes, counts, used, strict=True):
         for ours, theirs in zip(entry.units, entry.units[first : first + count], strict=False):
             names |= dict(zip(ours, theirs, strict=True))

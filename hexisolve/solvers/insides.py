@@ -18,7 +18,7 @@ Heads = tuple[tuple[int, int], ...]
 
 def count_insides(num_devices: int, num_blocks: int, num_heads: int) -> int:
     """An upper limit on how many rings `insides` yields."""
-    orders = factorial(num_devices) * 2 ** (num_devices - 1)
+    orders = factorial(num_devices) * (1 << (num_devices - 1))
     tokens = comb(num_blocks + num_devices - 1, num_devices - 1)
     heads = comb(num_heads + num_devices - 1, num_devices - 1) * factorial(num_devices)
     return orders * tokens * heads

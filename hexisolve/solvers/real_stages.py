@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexisolve.cost.memory import usable_bytes
-from hexisolve.formulation.pipeline_table import FloatArray
+from hexisolve.formulation.pipeline_table import FloatArray, IntArray
 from hexisolve.formulation.relaxed_layer import ColumnShape
 from hexisolve.formulation.relaxed_table import StagePricer, StageSizes
 from hexisolve.formulation.stage_memory_bound import (
@@ -153,7 +153,7 @@ class RealRecompute:
             result.append(np.where(steps > 2 * sizes.num_layers, np.inf, seconds))
         return np.array(result)
 
-    def steps(self, mode: StateMode, sizes: StageSizes, start: int, stop: int) -> FloatArray:
+    def steps(self, mode: StateMode, sizes: StageSizes, start: int, stop: int) -> IntArray:
         """Fewest steps of recompute that fit, ``[j, place, layers]``; 2 l + 1 when none does."""
         lengths = self.pricer.lengths
         longest = lengths.live_tokens[0]
@@ -172,12 +172,13 @@ class RealRecompute:
             low = np.where(fits, low, np.minimum(middle + 1, high))
         return high
 
-    def _first(self, sizes: StageSizes) -> np.ndarray:
+    def _first(self, sizes: StageSizes) -> IntArray:
         if len(self.pricer.kinds) == 1:
             return np.zeros_like(sizes.num_layers)
         num_layers = sizes.num_layers.shape[1] - 1
         after = np.arange(num_layers + 1)[:, None]
-        return np.maximum(num_layers - after - sizes.num_layers, 0)
+        first: IntArray = np.maximum(num_layers - after - sizes.num_layers, 0)
+        return first
 
     def _fits(
         self, mode: StateMode, sizes: StageSizes, start: int, live: FloatArray, steps: np.ndarray

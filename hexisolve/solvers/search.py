@@ -217,7 +217,7 @@ class Search:
         self._priced = dict.fromkeys(column.units for column in real.columns)
         cutoff = self.value_s if self.plan is not None else 1e9
         found = best_configurations(real, cutoff * 1.05, self.num_stages, until)
-        drafts = []
+        drafts: list[tuple[float, int, Draft]] = []
         for draft in drafts_of(self.instance, relaxed.classes, real, found[: 2 * _NUM_DRAFTS]):
             drafts.append((step_time_s(self.instance, draft), len(drafts), draft))
             self._offer(to_plan(self.instance, draft), draft)

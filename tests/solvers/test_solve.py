@@ -247,7 +247,8 @@ def test_works_from_a_folder_with_a_space_and_an_accent(tmp_path: Path) -> None:
         "from hexisolve.data.model_spec import llama_like\n"
         "model = llama_like('s', 64, 2, 2, 1, 160, 128)\n"
         "work = hx.Workload(context_tokens=256, batch_sequences=2)\n"
-        "result = hx.solve(hx.Instance(hx.Cluster.read('localhost'), model, work), time_limit_s=20)\n"
+        "instance = hx.Instance(hx.Cluster.read('localhost'), model, work)\n"
+        "result = hx.solve(instance, time_limit_s=20)\n"
         "assert result.plan is not None\n",
         encoding="utf-8",
     )
