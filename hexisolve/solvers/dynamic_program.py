@@ -30,6 +30,7 @@ from hexisolve.formulation.pipeline_table import (
     state_strides,
     usage_states,
 )
+from hexisolve.formulation.twins import Twins
 
 _MAX_BUCKETS = 64
 
@@ -70,17 +71,24 @@ class _Paths:
     def __init__(self, table: PipelineTable, num_stages: int | None) -> None:
         self.table = table
         self.num_layers = table.num_layers
-        self.states = usage_states(table.available)
+        self.twins = Twins(table)
+        every = usage_states(table.available)
         strides = state_strides(table.available)
+        kept = (self.twins.canonical(every) == every).all(axis=1)
+        numbers = np.cumsum(kept) - 1
+        self.states = every[kept]
         fits = (self.states[:, None, :] + table.units[None, :, :] <= np.array(table.available)).all(
             axis=2
         )
         sources, columns = np.nonzero(fits)
-        targets = sources + (table.units @ strides)[columns]
-        order = np.argsort(targets, kind="stable")
-        self.sources: IntArray = sources[order]
-        self.columns: IntArray = columns[order]
-        self.targets: IntArray = targets[order]
+        reached = self.twins.canonical(self.states[sources] + table.units[columns])
+        targets = numbers[reached @ strides]
+        # Of ways with equal ends and prices one is enough.
+        ways = np.stack([targets, sources, self.twins.price_ids[columns]], axis=1)
+        _, first = np.unique(ways, axis=0, return_index=True)
+        self.sources: IntArray = sources[first]
+        self.columns: IntArray = columns[first]
+        self.targets: IntArray = targets[first]
         self.stage_counts = range(
             *((1, table.max_stages + 1) if num_stages is None else (num_stages, num_stages + 1))
         )
@@ -219,7 +227,7 @@ class _Paths:
             column, layers, state, bucket = found
             chosen.append(Choice(column, num_layers - covered, layers))
             covered -= layers
-        return tuple(chosen)
+        return self.twins.assign(tuple(chosen))
 
 
 def _bucket(behind: FloatArray, step_s: float, num_buckets: int) -> IntArray:

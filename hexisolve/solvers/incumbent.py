@@ -155,7 +155,8 @@ def best_configurations(
         met[configuration] = value_s
 
     solve_relaxed(
-        real.table, cutoff_s=cutoff_s, relative_gap=2e-3, num_stages=num_stages,
+        real.table, cutoff_s=cutoff_s, relative_gap=4e-3,
+        max_buckets=4, num_stages=num_stages,
         deadline=deadline, on_configuration=remember,
     )  # fmt: skip
     return sorted(met, key=lambda configuration: met[configuration])
