@@ -13,6 +13,7 @@ import numpy.typing as npt
 from hexisolve.cost.flop import head_forward_flop
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import LayerSpec
+from hexisolve.formulation.bundles import least_bundled_s
 from hexisolve.formulation.cuts import CutRates
 from hexisolve.formulation.pipeline_table import (
     FloatArray,
@@ -31,8 +32,13 @@ from hexisolve.formulation.stage_memory_bound import (
     state_modes,
     usable_of,
 )
-from hexisolve.formulation.units import UnitClass, devices_of, unit_classes
-from hexisolve.formulation.work import POLICIES, layer_load
+from hexisolve.formulation.units import (
+    MAX_SINGLE_DEVICES,
+    UnitClass,
+    devices_of,
+    unit_classes,
+)
+from hexisolve.formulation.work import POLICIES, REPEATS, layer_load
 
 _MAX_STAGES = 8
 _MAX_LENGTHS = 6
@@ -210,6 +216,7 @@ class StagePricer:
         self.sizes = (stage_sizes(instance, True), stage_sizes(instance, False))
         self.kinds = tuple(dict.fromkeys(instance.model.layers))
         self.memories = tuple(layer_memory(instance, kind) for kind in self.kinds)
+        self.has_bundles = len(instance.cluster.devices) > MAX_SINGLE_DEVICES
         self._layer_s: dict[object, FloatArray] = {}
 
     def entry_s(self, numbers: Sequence[int]) -> float:
@@ -253,8 +260,24 @@ class StagePricer:
                     for tokens in self.lengths.tokens
                 ]
             )
+            if self.has_bundles:
+                known = np.maximum(known, self._bundled_s(shape))
             self._layer_s[key] = known
         return known
+
+    def _bundled_s(self, shape: ColumnShape) -> FloatArray:
+        """The same from the bundles of the column's hosts (R8)."""
+        cost = self.instance.cost
+        result = np.empty((len(self.lengths.tokens), len(self.kinds), len(POLICIES)))
+        for length, tokens in enumerate(self.lengths.tokens):
+            for kind, layer in enumerate(self.kinds):
+                load = layer_load(self.instance, layer, tokens, shape.devices)
+                least = [least_bundled_s(load, policy, shape, cost) for policy in POLICIES[:2]]
+                # `full` repeats all that `layer` repeats.
+                result[length, kind] = [*least, least[1]]
+        launches = cost.launch_overhead_s * cost.launches_per_layer
+        result += np.array([launches * (1.0 + REPEATS[policy][5]) for policy in POLICIES])
+        return result
 
     def price(
         self, shape: ColumnShape, mode: StateMode, layer_s: FloatArray | None = None,

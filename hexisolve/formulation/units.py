@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from hexisolve.data.cluster import Cluster
 
-_MAX_SINGLE_DEVICES = 8
+MAX_SINGLE_DEVICES = 8
+_MAX_HALF_STATES = 60
 _MAX_STATES = 700
 
 
@@ -35,10 +36,10 @@ class UnitClass:
 
 def unit_classes(cluster: Cluster) -> tuple[UnitClass, ...]:
     """The units of a cluster, class by class, in the order of its file."""
-    if len(cluster.devices) <= _MAX_SINGLE_DEVICES:
+    if len(cluster.devices) <= MAX_SINGLE_DEVICES:
         return _singles(cluster)
     halves = _halves(cluster)
-    if _num_states(halves) <= _MAX_STATES:
+    if _num_states(halves) <= _MAX_HALF_STATES:
         return halves
     hosts = 1
     while True:
