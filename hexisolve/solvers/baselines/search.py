@@ -186,6 +186,10 @@ def choose(
     """
     stages = layout.replicas[replica_idx].stages
     shapes = [chunk_without_number(chunk) for chunk in chunks]
+    if len(set(shapes)) == 1:
+        # Of equal chunks P are enough to see the peak: P - p are in flight.
+        chunks = chunks[: len(stages)]
+        schedule = one_f_one_b(len(stages), len(chunks))
     num_layers = stages[stage_idx].num_layers
 
     def overflow_of(stage: Stage, recompute: Recompute) -> Overflow:
