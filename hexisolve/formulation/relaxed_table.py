@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -66,12 +66,27 @@ class RelaxedProblem:
         The units.
     pricer
         What priced the columns.
+    pool
+        Every column, those that are not in the table included.
+    keeps_all
+        Whether columns that are never better stay in the table.
     """
 
     table: PipelineTable
     columns: tuple[Column, ...]
     classes: tuple[UnitClass, ...]
     pricer: StagePricer
+    pool: tuple[PricedColumn, ...]
+    keeps_all: bool
+
+
+class PricedColumn(NamedTuple):
+    """A column with its shape, its least transfers in, and its prices."""
+
+    column: Column
+    shape: ColumnShape
+    entry_s: float
+    prices: StagePrices
 
 
 class Lengths(NamedTuple):
@@ -217,6 +232,7 @@ class StagePricer:
         self.kinds = tuple(dict.fromkeys(instance.model.layers))
         self.memories = tuple(layer_memory(instance, kind) for kind in self.kinds)
         self.has_bundles = len(instance.cluster.devices) > MAX_SINGLE_DEVICES
+        self._bundled: set[object] = set()
         self._layer_s: dict[object, FloatArray] = {}
 
     def entry_s(self, numbers: Sequence[int]) -> float:
@@ -260,10 +276,20 @@ class StagePricer:
                     for tokens in self.lengths.tokens
                 ]
             )
-            if self.has_bundles:
-                known = np.maximum(known, self._bundled_s(shape))
             self._layer_s[key] = known
         return known
+
+    def sharpen(self, shape: ColumnShape) -> bool:
+        """Price layers by the bundles of the column's hosts as well; False if that is done.
+
+        It costs far more than the other rows, so only columns that matter are sharpened.
+        """
+        key = _signature(shape)
+        if not self.has_bundles or len(shape.hosts) < 2 or key in self._bundled:
+            return False
+        self._bundled.add(key)
+        self._layer_s[key] = np.maximum(self.layer_s(shape), self._bundled_s(shape))
+        return True
 
     def _bundled_s(self, shape: ColumnShape) -> FloatArray:
         """The same from the bundles of the column's hosts (R8)."""
@@ -454,29 +480,60 @@ def relaxed_problem(
     num_units = sum(entry.count for entry in classes)
     most = min(num_units, instance.model.num_layers, num_stages or _MAX_STAGES)
     pricer = StagePricer(instance, most)
-    columns: list[Column] = []
-    units: list[IntArray] = []
-    entries: list[float] = []
-    stages: list[StagePrices] = []
+    pool: list[PricedColumn] = []
     for counts in usage_states([entry.count for entry in classes])[1:]:
         devices = devices_of(classes, counts.tolist())
         numbers = [instance.cluster.device_index[device] for device in devices]
         shape = column_shape(pricer.rates, numbers)
         if len(numbers) > 1 and shape.device_bytes_per_s == 0:
             continue
+        entry = pricer.entry_s(numbers)
         for mode in state_modes(instance, len(numbers)):
-            stage = pricer.price(shape, mode)
-            if np.isfinite(stage.time_s).any():
-                columns.append(Column(tuple(counts.tolist()), devices, mode))
-                units.append(counts)
-                entries.append(pricer.entry_s(numbers))
-                stages.append(stage)
-    kept = list(range(len(columns))) if keep_all else undominated(units, entries, stages)
+            column = Column(tuple(counts.tolist()), devices, mode)
+            pool.append(PricedColumn(column, shape, entry, pricer.price(shape, mode)))
+    return _problem(pricer, classes, tuple(pool), keep_all)
+
+
+def sharpened(
+    problem: RelaxedProblem, wanted: Collection[tuple[int, ...]]
+) -> RelaxedProblem | None:
+    """The problem with columns of these units priced more sharply; None when none can be."""
+    pricer = problem.pricer
+    # Columns that look alike share a price, so all of them change together.
+    changed = [
+        _signature(entry.shape)
+        for entry in problem.pool
+        if entry.column.units in wanted and pricer.sharpen(entry.shape)
+    ]
+    if not changed:
+        return None
+    pool = tuple(
+        entry._replace(prices=pricer.price(entry.shape, entry.column.mode))
+        if _signature(entry.shape) in changed
+        else entry
+        for entry in problem.pool
+    )
+    return _problem(pricer, problem.classes, pool, problem.keeps_all)
+
+
+def _problem(
+    pricer: StagePricer,
+    classes: tuple[UnitClass, ...],
+    pool: tuple[PricedColumn, ...],
+    keep_all: bool,
+) -> RelaxedProblem:
+    """The table of a pool of columns, without those that cannot be or are never better."""
+    possible = [entry for entry in pool if np.isfinite(entry.prices.time_s).any()]
+    units = [np.array(entry.column.units, dtype=np.int64) for entry in possible]
+    entries = [entry.entry_s for entry in possible]
+    stages = [entry.prices for entry in possible]
+    kept = list(range(len(possible))) if keep_all else undominated(units, entries, stages)
     table = make_table(
         pricer, [units[i] for i in kept], [entries[i] for i in kept], [stages[i] for i in kept],
         tuple(entry.count for entry in classes),
     )  # fmt: skip
-    return RelaxedProblem(table, tuple(columns[idx] for idx in kept), classes, pricer)
+    columns = tuple(possible[idx].column for idx in kept)
+    return RelaxedProblem(table, columns, classes, pricer, pool, keep_all)
 
 
 def make_table(

@@ -33,6 +33,7 @@ from hexisolve.formulation.pipeline_table import (
 from hexisolve.formulation.twins import Twins
 
 _MAX_BUCKETS = 64
+_FIRST_STRIDE = 0.03
 
 
 @dataclass(frozen=True)
@@ -300,15 +301,24 @@ def solve_relaxed(
     while num_buckets <= max_buckets:
         # Below `open_s` nothing was refuted with so many buckets: labels were merged too much.
         open_s = np.nextafter(value, 0.0) if best is None else value
+        stride = _FIRST_STRIDE
+        is_first = best is None
         while bound < min(open_s, value) * (1 - relative_gap):
             if time.monotonic() > deadline:
                 return RelaxedOptimum(best, value, min(bound, value), False)
-            step_s = _next_step(bound, min(open_s, value), relative_gap, best is None)
+            high = min(open_s, value)
+            step_s = high
+            if not is_first:
+                # Near the top first; further down each time that a step is kept.
+                step_s = max((bound + high) / 2, high * (1 - stride))
+                step_s = min(step_s, high * (1 - relative_gap / 2))
             met = paths.within(step_s, num_buckets)
             if met is None:
-                bound = value if best is None and step_s >= open_s else step_s
+                bound = value if is_first else step_s
                 continue
+            is_first = False
             open_s = step_s
+            stride *= 2
             found = table.value_s(met)
             if on_configuration is not None:
                 on_configuration(met, found)
@@ -318,12 +328,3 @@ def solve_relaxed(
             return RelaxedOptimum(best, value, min(bound, value), True)
         num_buckets *= 4
     return RelaxedOptimum(best, value, min(bound, value), False)
-
-
-def _next_step(low: float, high: float, relative_gap: float, is_first: bool) -> float:
-    """Which step time to ask about: the top first, then near it, then the middle."""
-    if is_first:
-        return high
-    if high - low < 4 * relative_gap * high:
-        return high * (1 - relative_gap)
-    return max((low + high) / 2, 0.96 * high)

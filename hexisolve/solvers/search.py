@@ -14,7 +14,7 @@ from hexisolve.formulation.configuration_program import (
 )
 from hexisolve.formulation.pipeline_table import Configuration
 from hexisolve.formulation.relaxed_layer import column_shape
-from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem
+from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem, sharpened
 from hexisolve.formulation.units import connected_parts, devices_of
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
@@ -79,6 +79,8 @@ class Search:
         self._part_bounds: dict[frozenset[str], float] = {}
         self._met: dict[Configuration, float] = {}
         self._priced: dict[tuple[int, ...], None] = {}
+        self._polished: set[Draft] = set()
+        self._remembered: dict[tuple[int, ...], None] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -114,23 +116,41 @@ class Search:
         relaxed = self.relaxed = relaxed_problem(
             self.instance, self.num_stages, is_small, self.part
         )
-        self._met, self._priced = {}, {}
+        self._met, self._priced, self._remembered = {}, {}, {}
         wanted = wanted_units(relaxed)
         simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) == 1]
         self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
         if is_small and relaxed.columns and can_close(relaxed):
             self._close(relaxed)
             return
-        self._prove(relaxed, self._time_left(0.35), max_buckets=1)
-        for share in (0.5, 0.6):
+        if self.plan is None:
+            self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
+        self._prove(relaxed, self._time_left(0.2), max_buckets=1)
+        for share in (0.3, 0.4, 0.5):
             if self.is_closed or self.is_refuted:
                 return
-            before = self.value_s
             self._plans(relaxed, self._next_units(relaxed, wanted), share)
-            if self.value_s < before or self.plan is None:
-                self._prove(relaxed, self._time_left(0.5), max_buckets=1)
+            relaxed = self._sharpen(relaxed, self._time_left(0.6))
         if not self.is_closed:
             self._prove(relaxed, self.part_deadline, max_buckets=16)
+
+    def _sharpen(self, relaxed: RelaxedProblem, deadline: float) -> RelaxedProblem:
+        """Raise the bound: sharpen the columns of the relaxed optimum until it uses none other."""
+        while self._met and not (self.is_closed or self.is_refuted):
+            least = min(self._met, key=lambda configuration: self._met[configuration])
+            units = {relaxed.columns[choice.column].units for choice in least}
+            self._remembered.update(dict.fromkeys(units))
+            # The widest column first: it is the least certain one.
+            widest = max(units, key=lambda counts: (sum(counts), counts))
+            sharper = sharpened(relaxed, {widest}) or sharpened(relaxed, units)
+            if sharper is None:
+                break
+            relaxed = self.relaxed = sharper
+            self._met = {}
+            self._prove(relaxed, max(deadline, time.monotonic() + 0.3), max_buckets=1)
+            if time.monotonic() > deadline:
+                break
+        return relaxed
 
     def accept_start(self, plan: Plan) -> None:
         """Take a user's plan as the first incumbent."""
@@ -200,9 +220,10 @@ class Search:
         self, relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]]
     ) -> list[tuple[int, ...]]:
         """Unit multisets that relaxed optima use, then others by how busy devices can be."""
-        met = [relaxed.columns[choice.column].units for conf in self._met for choice in conf]
-        order = dict.fromkeys([*reversed(met), *wanted])
-        return [units for units in order if units not in self._priced]
+        known = {column.units for column in relaxed.columns}
+        met = (relaxed.columns[c.column].units for conf in reversed(self._met) for c in conf)
+        order = dict.fromkeys([*met, *reversed(self._remembered), *wanted])
+        return [units for units in order if units in known and units not in self._priced]
 
     def _plans(
         self, relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]],
@@ -223,11 +244,13 @@ class Search:
             self._offer(to_plan(self.instance, draft), draft)
             if time.monotonic() > self.deadline:
                 break
-        for _, _, draft in sorted(drafts)[:2]:
-            value_s = step_time_s(self.instance, draft)
+        for value_s, _, draft in sorted(drafts, key=lambda entry: entry[:2])[:1]:
+            if draft in self._polished:
+                continue
             better, _ = polish(
-                self.instance, draft, value_s, self.rings_of, self._time_left(share / 2)
+                self.instance, draft, value_s, self.rings_of, self._time_left(share / 3)
             )
+            self._polished |= {draft, better}
             self._offer(to_plan(self.instance, better), better)
 
     def rings_of(self, devices: tuple[str, ...]) -> Sequence[tuple[HeadGroup, ...]]:
