@@ -60,7 +60,8 @@ class Workload:
         """Length of every sequence of the global batch, in tokens."""
         if self.lengths is not None:
             return self.lengths
-        assert self.context_tokens is not None and self.batch_sequences is not None
+        assert self.context_tokens is not None
+        assert self.batch_sequences is not None
         return (self.context_tokens,) * self.batch_sequences
 
     @property
