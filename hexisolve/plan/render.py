@@ -34,8 +34,26 @@ def _stage(stage_idx: int, stage: Stage) -> Iterator[str]:
     layers = f"layers {first}..{stop - 1} ({stop - first})"
     yield f"  stage {stage_idx}: {layers}, ZeRO-{stage.zero}{travels}"
     total = max(sum(rank.tokens for rank in stage.ranks), 1)
-    for group_idx, group in enumerate(stage.ring):
-        yield f"    group {group_idx}: {_group(group, total)}"
+    for first_idx, last_idx in _alike(stage.ring):
+        text = _group(stage.ring[first_idx], total)
+        if first_idx == last_idx:
+            yield f"    group {first_idx}: {text}"
+        else:
+            last = stage.ring[last_idx].ranks[-1].device
+            yield f"    groups {first_idx}..{last_idx}, to {last}, each like {text}"
+
+
+def _alike(ring: Sequence[HeadGroup]) -> Iterator[tuple[int, int]]:
+    """(first, last) of every run of groups that differ in nothing but their devices."""
+    first_idx = 0
+    for idx in range(1, len(ring) + 1):
+        if idx == len(ring) or _sizes(ring[idx]) != _sizes(ring[first_idx]):
+            yield first_idx, idx - 1
+            first_idx = idx
+
+
+def _sizes(group: HeadGroup) -> tuple[tuple[int, tuple[int, int]], ...]:
+    return tuple((rank.tokens, rank.q_heads) for rank in group.ranks)
 
 
 def _group(group: HeadGroup, total: int) -> str:
