@@ -31,10 +31,13 @@ class ProgramVariables:
         x[j, column, layers after, layers]: 1 when the stage with j stages after it is like that.
     step_s
         T: step time.
+    finish_s
+        f: seconds after the pipeline.
     """
 
     place: dict[Place, Variable]
     step_s: Variable
+    finish_s: Variable
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,13 @@ class ConfigurationProgram:
     def values(self, configuration: Configuration) -> list[float]:
         """A value for every variable that means `configuration`: a start for a solver."""
         values = [0.0] * len(self.model.variables)
-        after = 0
+        after, finish = 0, 0.0
         for j, choice in enumerate(reversed(configuration)):
             place = (j, choice.column, after, choice.num_layers)
             values[self.variables.place[place].index] = 1.0
+            finish = max(finish, float(self.table.finish_s[place[1:]]))
             after += choice.num_layers
+        values[self.variables.finish_s.index] = finish
         values[self.variables.step_s.index] = self.table.value_s(configuration)
         return values
 
@@ -89,7 +94,8 @@ def build_configuration_program(
         for key in _places(table, cutoff_s, num_stages)
     }
     step_s = model.add_variable("step_s", 0.0, cutoff_s, is_integer=False)
-    variables = ProgramVariables(place, step_s)
+    finish_s = model.add_variable("finish_s", 0.0, cutoff_s, is_integer=False)
+    variables = ProgramVariables(place, step_s, finish_s)
     program = ConfigurationProgram(model, variables, table)
     _add_layer_flow(program, num_stages)
     _add_units(program)
@@ -149,17 +155,18 @@ def _add_units(program: ConfigurationProgram) -> None:
 
 
 def _add_step_time(program: ConfigurationProgram) -> None:
-    """F1 and F2 for every stage."""
+    """F1 and F2 for every stage; none finishes after f."""
     table, variables = program.table, program.variables
     n = table.num_chunks
     step_limit_s = variables.step_s.upper
     stages = dict(_by_stage(program))
     total = [(v, _seconds(table, key) + _entry(table, key)) for key, v in variables.place.items()]
-    right: list[Term] = [(variables.step_s, -1.0)]
+    right: list[Term] = [(variables.finish_s, 1.0), (variables.step_s, -1.0)]
     model = program.model
     for j, items in stages.items():
         own = [(v, _seconds(table, key)) for key, v in items]
         finish = [(v, float(table.finish_s[key[1:]])) for key, v in items]
+        model.add_row(f"finish[{j}]", [*finish, (variables.finish_s, -1.0)], "<=", 0)
         sums = [(v, float(table.total_s[key])) for key, v in items]
         behind = [
             (v, _seconds(table, key) + _entry(table, key))
@@ -168,16 +175,15 @@ def _add_step_time(program: ConfigurationProgram) -> None:
         ]
         others = [(v, whole - t) for (v, whole), (_, t) in zip(sums, own, strict=True)]
         # Without a stage j, S - X_j is 0 and the row says nothing.
-        terms = [*total, *((v, -t) for v, t in behind), *others, *finish, *right]
+        terms = [*total, *((v, -t) for v, t in behind), *others, *right]
         model.add_row(f"F1[{j}]", terms, "<=", 0)
         if not table.loops(j):
-            model.add_row(f"F2[{j}]", [*total, *finish, *right], "<=", 0)
+            model.add_row(f"F2[{j}]", [*total, *right], "<=", 0)
         for k in table.loops(j):
             terms = [
                 *total,
                 *((v, k * t) for v, t in behind),
                 *((v, (n - 1 - k * j) * t) for v, t in own),
-                *finish,
             ]
             # Without a stage j the row must say nothing: X_j <= S <= T <= cutoff.
             big = k * step_limit_s

@@ -6,11 +6,11 @@ With t_j = F + B of a chunk, x_j the two transfers into stage j (0 for the first
 ``X_j = sum_{i<j} (t_i + x_i)`` the round trip behind a stage and ``S = sum (t_i + x_i)``, every
 1F1B schedule of n equal chunks takes at least (docs/formulation.md, equations F1 and F2)
 
-    S - X_j + (n - 1) t_j + f_j                                                (F1)
-    S + k X_j + (n - 1 - k j) t_j + f_j    for 1 <= k <= (n - 1) / (j + 1)     (F2)
+    S - X_j + (n - 1) t_j + f                                                (F1)
+    S + k X_j + (n - 1 - k j) t_j + f    for 1 <= k <= (n - 1) / (j + 1)     (F2)
 
-where f_j is what follows the last chunk of stage j: gradient synchronisation and optimizer; a
-stage without F2 still has ``S + f_j``. F2 is linear in k, so its two ends are enough.
+where ``f = max_j f_j`` and f_j is what stage j alone adds after the pipeline: gradient
+synchronisation and optimizer. F2 is linear in k, so its two ends are enough.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PipelineTable:
     entry_s
         ``[column]`` least seconds of the two transfers into a stage that is not the first.
     finish_s
-        ``[column, layers after, layers]``: f_j, least seconds after the last chunk.
+        ``[column, layers after, layers]``: f_j, least seconds after the pipeline.
     num_chunks
         n.
     total_s
@@ -106,18 +106,18 @@ class PipelineTable:
     ) -> float:
         """The same for other seconds of the stages: (shortest chunk, all chunks), in order."""
         n = self.num_chunks
-        behind, rows = 0.0, []
+        behind, rows, finish = 0.0, [0.0], 0.0
         after = 0
         for j, choice in enumerate(reversed(configuration)):
             own, total = seconds[len(seconds) - 1 - j]
-            finish = float(self.finish_s[choice.column, after, choice.num_layers])
-            rows += [finish, total - own - behind + finish]
-            rows += [k * behind + (n - 1 - k * j) * own + finish for k in self.loops(j)]
+            finish = max(finish, float(self.finish_s[choice.column, after, choice.num_layers]))
+            rows.append(total - own - behind)
+            rows += [k * behind + (n - 1 - k * j) * own for k in self.loops(j)]
             after += choice.num_layers
             behind += own
             if after < self.num_layers:
                 behind += float(self.entry_s[choice.column])
-        return behind + max(rows)
+        return behind + max(rows) + finish
 
     def reduced(self) -> tuple[PipelineTable, IntArray]:
         """The table without columns that another one never loses to, and the columns it kept.

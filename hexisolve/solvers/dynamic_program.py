@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -290,13 +290,74 @@ def solve_relaxed(
         How finely labels are kept apart at most.
     on_configuration
         Called with every configuration met and its relaxed value.
+
+    Notes
+    -----
+    The label rows know only their own f_j. So the range of f is halved until the optimum is met:
+    in one part stages with f_j above it are left out, and f is at least its lower end.
     """
     best: Configuration | None = None
-    value, bound = cutoff_s, floor_s
+    value = cutoff_s
     if not table.num_columns or not np.isfinite(table.time_s).any():
         return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
-    paths = _Paths(table, num_stages)
-    bound = max(bound, float((table.total_s + table.finish_s).min()))
+    alone = (table.total_s + table.finish_s).min(axis=0)
+    finishes = np.unique(table.finish_s[alone <= cutoff_s])
+    if not len(finishes):
+        return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
+    # Parts of the range of f still open: (bound, first, last value of it).
+    parts = [(max(floor_s, float(alone.min())), 0, len(finishes) - 1)]
+    closed = np.inf
+    while parts:
+        parts.sort()
+        bound, first, last = parts[0]
+        if bound >= value * (1 - relative_gap) or time.monotonic() > deadline:
+            break
+        del parts[0]
+        part = _part(table, float(finishes[first]), float(finishes[last]))
+        optimum = _solve_part(
+            table, part, value, relative_gap, num_stages, deadline, bound, max_buckets,
+            on_configuration,
+        )  # fmt: skip
+        if optimum.configuration is not None:
+            best, value = optimum.configuration, optimum.value_s
+        if first == last or optimum.bound_s >= value * (1 - relative_gap):
+            closed = min(closed, optimum.bound_s)
+            continue
+        middle = int(np.searchsorted(finishes, (finishes[first] + finishes[last]) / 2, "right"))
+        middle = min(max(middle, first + 1), last)
+        parts += [(optimum.bound_s, first, middle - 1), (optimum.bound_s, middle, last)]
+    bound = min([closed, value, *(part[0] for part in parts)])
+    return RelaxedOptimum(best, value, bound, bound >= value * (1 - relative_gap))
+
+
+def _part(table: PipelineTable, low: float, high: float) -> PipelineTable:
+    """The table where f lies in a range."""
+    allowed = table.finish_s <= high
+    return replace(
+        table,
+        time_s=np.where(allowed[None], table.time_s, np.inf),
+        total_s=np.where(allowed[None], table.total_s, np.inf),
+        finish_s=np.where(allowed, np.maximum(table.finish_s, low), np.inf),
+    )
+
+
+def _solve_part(
+    table: PipelineTable,
+    part: PipelineTable,
+    cutoff_s: float,
+    relative_gap: float,
+    num_stages: int | None,
+    deadline: float,
+    floor_s: float,
+    max_buckets: int,
+    on_configuration: Callable[[Configuration, float], None] | None,
+) -> RelaxedOptimum:
+    """Minimise over one part of the range of f; values are those of the whole table."""
+    best: Configuration | None = None
+    value, bound = cutoff_s, floor_s
+    if not np.isfinite(part.time_s).any():
+        return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
+    paths = _Paths(part, num_stages)
     num_buckets = 1
     while num_buckets <= max_buckets:
         # Below `open_s` nothing was refuted with so many buckets: labels were merged too much.
