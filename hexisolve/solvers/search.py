@@ -117,8 +117,9 @@ class Search:
             self.instance, self.num_stages, is_small, self.part
         )
         self._met, self._priced, self._remembered = {}, {}, {}
-        wanted = wanted_units(relaxed)
-        simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) == 1]
+        # Stages on few hosts are quickly arranged and carry most good plans.
+        wanted = sorted(wanted_units(relaxed), key=lambda units: self._num_hosts(relaxed, units))
+        simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) <= 2]
         self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
         if is_small and relaxed.columns and can_close(relaxed):
             self._close(relaxed)
@@ -221,9 +222,11 @@ class Search:
     ) -> list[tuple[int, ...]]:
         """Unit multisets that relaxed optima use, then others by how busy devices can be."""
         known = {column.units for column in relaxed.columns}
-        met = (relaxed.columns[c.column].units for conf in reversed(self._met) for c in conf)
-        order = dict.fromkeys([*met, *reversed(self._remembered), *wanted])
-        return [units for units in order if units in known and units not in self._priced]
+        met = [relaxed.columns[c.column].units for conf in self._met for c in conf]
+        order = dict.fromkeys([*met, *self._remembered])
+        first = sorted(order, key=lambda units: self._num_hosts(relaxed, units))
+        every = dict.fromkeys([*first, *wanted])
+        return [units for units in every if units in known and units not in self._priced]
 
     def _plans(
         self, relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]],
