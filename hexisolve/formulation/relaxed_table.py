@@ -381,6 +381,8 @@ class StagePricer:
         usable = np.array([usable_of(instance, shape.devices, count) for count in range(3)])
         total, least = usable.sum(axis=1)[neighbours], usable.min(axis=1)[neighbours]
         rooms = total - num_devices * states - np.where(neighbours > 0, hidden_bytes, 0)
+        if start == 0:
+            rooms = rooms - self._logits_bytes(sizes, usable.max(axis=1)[neighbours] - states)
         fits = (states <= least) & (rooms >= 0)
         live = np.array(
             [lengths.live_tokens[min(j, lengths.num_chunks - 1)] for j in range(start, stop)]
@@ -399,6 +401,31 @@ class StagePricer:
                 )
             result.append(np.where(fits[None], seconds, np.inf))
         return np.array(result)
+
+    def _logits_bytes(self, sizes: StageSizes, most: FloatArray) -> FloatArray:
+        """Tiles of logits over the devices of the last stage, at least (M3).
+
+        A device of `most` free bytes holds at most a share c of the longest chunk, so at least
+        1 / c devices have tokens, and all but one of them c or what makes up for it. The sum of
+        ``min(tokens, tile)`` is concave: it is least when as many as can are at c.
+        """
+        instance, model = self.instance, self.instance.model
+        longest = max(instance.workload.sequence_lengths)
+        per_token: FloatArray = np.full(
+            sizes.exists.shape, min(float(memory.transient.min()) for memory in self.memories)
+        )
+        per_token = per_token + sum(
+            counts * float(memory.kept.min())
+            for counts, memory in zip(sizes.kind_counts, self.memories, strict=True)
+        )
+        share = np.clip(np.maximum(most, 0.0) / (per_token * longest), 1e-6, 1.0)
+        tile = instance.cost.logits_tile_tokens
+        full = np.ceil(1.0 / share - 1e-9) - 1.0
+        tokens = np.maximum(full * np.minimum(share * longest, tile), min(longest, tile))
+        width = model.vocab_size * (instance.workload.element_bytes + 8)
+        # Whole tokens: a device may have one less than its share says.
+        result: FloatArray = np.maximum(tokens - full - 1, 0.0) * width
+        return result
 
     def _mixed_recompute_s(
         self, sizes: StageSizes, rooms: FloatArray, live: FloatArray, longest: int,
