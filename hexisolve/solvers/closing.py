@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.pipeline_table import Choice, Configuration
 from hexisolve.formulation.relaxed_table import RelaxedProblem
+from hexisolve.formulation.work import layer_load
 from hexisolve.plan.plan import HeadGroup, Plan, Policy, Stage
 from hexisolve.plan.price_book import price_book
 from hexisolve.plan.stage_price import stage_price
@@ -25,7 +26,8 @@ from hexisolve.solvers.drafts import make_plan
 from hexisolve.solvers.incumbent import renamed
 from hexisolve.solvers.insides import Ring, count_insides, insides, rank_orders
 
-_MAX_INSIDES = 60_000
+_MAX_INSIDES = 1_000_000
+_MAX_REMEMBERED = 60_000  # rings of one set of devices
 _SLACK = 1e-9
 
 
@@ -85,7 +87,7 @@ class Closer:
         self.shapes = [chunk_shape(chunk) for chunk in plan_chunks]
         self.num_blocks = lengths[0] // self.instance.workload.block_tokens
         self._rings: dict[tuple[str, ...], tuple[Ring, ...]] = {}
-        self._seconds: dict[object, tuple[float, float]] = {}
+        self._works: dict[tuple[int, int], tuple[dict[str, float], dict[str, float]]] = {}
 
     def run(self, value_s: float, relative_gap: float, deadline: float) -> Closing:
         """Close the gap below `value_s`, or stop at the deadline."""
@@ -151,6 +153,10 @@ class Closer:
             for ring in self._rings_of(names[idx]):
                 if time.monotonic() > deadline:
                     return False, value_s
+                floor = self._floor_s(choice, ring)
+                trial = [*bests[:idx], _larger(floor, bests[idx]), *bests[idx + 1 :]]
+                if self._value_s(configuration, trial) >= value_s * (1 - _SLACK):
+                    continue
                 stage = Stage(layers, ring, "kv", mode.zero, mode.gradients)
                 seconds = self._stage_s(stage, idx, num_stages, {"none": choice.num_layers})
                 trial = [*bests[:idx], seconds, *bests[idx + 1 :]]
@@ -209,14 +215,55 @@ class Closer:
             value_s = min(value_s, self.offer(plan))
         return True, value_s
 
-    def _rings_of(self, devices: tuple[str, ...]) -> tuple[Ring, ...]:
+    def _rings_of(self, devices: tuple[str, ...]) -> Iterable[Ring]:
         known = self._rings.get(devices)
-        if known is None:
-            heads = self.instance.model.layers[0].attention.num_q_heads
-            block = self.instance.workload.block_tokens
-            known = tuple(insides(devices, self.num_blocks, block, heads))
-            self._rings[devices] = known
-        return known
+        if known is not None:
+            return known
+        heads = self.instance.model.layers[0].attention.num_q_heads
+        block = self.instance.workload.block_tokens
+        rings = insides(devices, self.num_blocks, block, heads)
+        if count_insides(len(devices), self.num_blocks, heads) > _MAX_REMEMBERED:
+            return rings
+        self._rings[devices] = tuple(rings)
+        return self._rings[devices]
+
+    def _floor_s(self, choice: Choice, ring: Ring) -> tuple[float, float]:
+        """What a ring takes at least, without any exchange: cheaper than its price."""
+        key = (choice.first_layer, choice.num_layers)
+        work = self._works.get(key)
+        if work is None:
+            work = self._works[key] = self._work(choice)
+        dense, attention = work
+        total = self.num_blocks * self.instance.workload.block_tokens
+        seconds = 0.0
+        for group in ring:
+            # Exact pairs of a group are its share of all but for the rounding of odd pieces.
+            share = max(group.tokens / total - 2.0 / (total + 1), 0.0)
+            seconds = max(
+                seconds,
+                max(rank.tokens / total * dense[rank.device] for rank in group.ranks)
+                + share * max(rank.num_q_heads * attention[rank.device] for rank in group.ranks),
+            )
+        longest = max(self.shapes.count(shape) for shape in set(self.shapes))
+        if len(set(self.shapes)) > 1:
+            return 0.0, seconds
+        return seconds, longest * seconds
+
+    def _work(self, choice: Choice) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of all dense work, and of one query head, for every device; longest chunk."""
+        instance = self.instance
+        devices = instance.cluster.devices
+        longest = max(instance.workload.sequence_lengths)
+        dense = {device.id: 0.0 for device in devices}
+        attention = dict(dense)
+        for layer in instance.model.layers[choice.first_layer :][: choice.num_layers]:
+            load = layer_load(instance, layer, longest, devices)
+            both = load.attention_forward_s + load.attention_backward_s
+            for idx, device in enumerate(devices):
+                dense[device.id] += 3.0 * float(load.dense_s[idx])
+                if load.is_proportional:
+                    attention[device.id] += float(both[idx]) / load.query_heads
+        return dense, attention
 
     def _stage_s(
         self, stage: Stage, idx: int, num_stages: int, recompute: Mapping[Policy, int]
@@ -271,6 +318,10 @@ class Closer:
 
     def _value_s(self, configuration: Configuration, seconds: list[tuple[float, float]]) -> float:
         return self.relaxed.table.value_of(configuration, seconds)
+
+
+def _larger(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return max(one[0], other[0]), max(one[1], other[1])
 
 
 def _recompute_choices(num_layers: int) -> Iterator[dict[Policy, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import permutations, product
-from math import comb, factorial
+from math import comb
 
 from hexisolve.plan.plan import HeadGroup, Rank
 
@@ -17,11 +17,20 @@ Heads = tuple[tuple[int, int], ...]
 
 
 def count_insides(num_devices: int, num_blocks: int, num_heads: int) -> int:
-    """An upper limit on how many rings `insides` yields."""
-    orders = factorial(num_devices) * (1 << (num_devices - 1))
-    tokens = comb(num_blocks + num_devices - 1, num_devices - 1)
-    heads = comb(num_heads + num_devices - 1, num_devices - 1) * factorial(num_devices)
-    return orders * tokens * heads
+    """How many rings `insides` yields.
+
+    >>> count_insides(2, 1, 1), len(list(insides(("a", "b"), 1, 1, 1)))
+    (8, 8)
+    """
+    rings = [1]
+    for size in range(1, num_devices + 1):
+        rings.append(
+            sum(
+                comb(size, first) * len(_head_ranges(num_heads, first)) * rings[size - first]
+                for first in range(1, size + 1)
+            )
+        )
+    return rings[num_devices] * len(compositions(num_blocks, num_devices))
 
 
 def insides(
