@@ -6,15 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.pipeline_table import Configuration, PipelineTable
-from hexisolve.formulation.relaxed_layer import ColumnShape, column_shape
+from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import (
-    Column,
     RelaxedProblem,
+    StagePricer,
     StagePrices,
     make_table,
     undominated,
@@ -47,36 +48,57 @@ class RealProblem:
     columns: tuple[RealColumn, ...]
 
 
+class PricedReal(NamedTuple):
+    """A real column with its prices and its transfers in."""
+
+    column: RealColumn
+    prices: StagePrices
+    entry_s: float
+
+
+RealPool = dict[tuple[int, ...], list[PricedReal]]
+
+
 def real_problem(
-    relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]], deadline: float
+    relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]], deadline: float, pool: RealPool
 ) -> RealProblem:
-    """Price arrangements of the wanted unit multisets, in that order, until the deadline."""
-    pricer = relaxed.pricer
-    instance = pricer.instance
-    by_units: dict[tuple[int, ...], Column] = {}
-    for column in relaxed.columns:
-        by_units.setdefault(column.units, column)
-    columns: list[RealColumn] = []
-    prices: list[StagePrices] = []
-    entries: list[float] = []
+    """Arrange and price the wanted unit multisets, in that order, until the deadline.
+
+    What is priced stays in `pool`; the table holds all of it.
+    """
+    devices_of = {entry.column.units: entry.column.devices for entry in relaxed.pool}
     for units in wanted:
-        if columns and time.monotonic() > deadline:
+        if pool and time.monotonic() > deadline:
             break
-        numbers = [instance.cluster.device_index[d] for d in by_units[units].devices]
-        shape = column_shape(pricer.rates, numbers)
-        for stage in real_stages(pricer, shape):
-            recompute = RealRecompute(pricer, stage, shape)
-            for mode in state_modes(instance, len(numbers)):
-                columns.append(RealColumn(units, mode, stage, recompute))
-                prices.append(pricer.price(shape, mode, stage.layer_s, recompute.seconds))
-                entries.append(pricer.entry_s(numbers))
-    units_list = [np.array(column.units, dtype=np.int64) for column in columns]
+        if units not in pool:
+            pool[units] = _priced(relaxed.pricer, units, devices_of[units])
+    found = [entry for entries in pool.values() for entry in entries]
+    units_list = [np.array(entry.column.units, dtype=np.int64) for entry in found]
+    entries = [entry.entry_s for entry in found]
+    prices = [entry.prices for entry in found]
     kept = undominated(units_list, entries, prices)
     table = make_table(
-        pricer, [units_list[i] for i in kept], [entries[i] for i in kept],
+        relaxed.pricer, [units_list[i] for i in kept], [entries[i] for i in kept],
         [prices[i] for i in kept], relaxed.table.available,
     )  # fmt: skip
-    return RealProblem(table, tuple(columns[idx] for idx in kept))
+    return RealProblem(table, tuple(found[idx].column for idx in kept))
+
+
+def _priced(
+    pricer: StagePricer, units: tuple[int, ...], devices: Sequence[str]
+) -> list[PricedReal]:
+    instance = pricer.instance
+    numbers = [instance.cluster.device_index[device] for device in devices]
+    shape = column_shape(pricer.rates, numbers)
+    entry_s = pricer.entry_s(numbers)
+    found = []
+    for stage in real_stages(pricer, shape):
+        recompute = RealRecompute(pricer, stage, shape)
+        for mode in state_modes(instance, len(numbers)):
+            prices = pricer.price(shape, mode, stage.layer_s, recompute.seconds)
+            column = RealColumn(units, mode, stage, recompute)
+            found.append(PricedReal(column, prices, entry_s))
+    return found
 
 
 def wanted_units(relaxed: RelaxedProblem) -> list[tuple[int, ...]]:
@@ -160,9 +182,3 @@ def best_configurations(
         deadline=deadline, on_configuration=remember,
     )  # fmt: skip
     return sorted(met, key=lambda configuration: met[configuration])
-
-
-def shape_of(relaxed: RelaxedProblem, column: Column) -> ColumnShape:
-    """The shape of a relaxed column."""
-    index = relaxed.pricer.instance.cluster.device_index
-    return column_shape(relaxed.pricer.rates, [index[device] for device in column.devices])

@@ -24,6 +24,7 @@ from hexisolve.solvers.diagnosis import diagnose
 from hexisolve.solvers.drafts import Draft, step_time_s, to_plan
 from hexisolve.solvers.dynamic_program import solve_relaxed
 from hexisolve.solvers.incumbent import (
+    RealPool,
     best_configurations,
     drafts_of,
     real_problem,
@@ -38,6 +39,7 @@ _NUM_DRAFTS = 4
 _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 _NUM_SIMPLE = 16
+_LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
 _MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
 
 
@@ -78,7 +80,7 @@ class Search:
         self.is_refuted = False
         self._part_bounds: dict[frozenset[str], float] = {}
         self._met: dict[Configuration, float] = {}
-        self._priced: dict[tuple[int, ...], None] = {}
+        self._priced: RealPool = {}
         self._polished: set[Draft] = set()
         self._remembered: dict[tuple[int, ...], None] = {}
 
@@ -224,8 +226,7 @@ class Search:
         known = {column.units for column in relaxed.columns}
         met = [relaxed.columns[c.column].units for conf in self._met for c in conf]
         order = dict.fromkeys([*met, *self._remembered])
-        first = sorted(order, key=lambda units: self._num_hosts(relaxed, units))
-        every = dict.fromkeys([*first, *wanted])
+        every = dict.fromkeys([*order, *wanted])
         return [units for units in every if units in known and units not in self._priced]
 
     def _plans(
@@ -237,9 +238,9 @@ class Search:
             return
         until = self._time_left(share)
         now = time.monotonic()
-        real = real_problem(relaxed, [*self._priced, *wanted], now + 0.5 * (until - now))
-        self._priced = dict.fromkeys(column.units for column in real.columns)
+        real = real_problem(relaxed, wanted, now + 0.6 * (until - now), self._priced)
         cutoff = self.value_s if self.plan is not None else 1e9
+        until = max(until, time.monotonic() + _LEAST_SEARCH_S)
         found = best_configurations(real, cutoff * 1.05, self.num_stages, until)
         drafts: list[tuple[float, int, Draft]] = []
         for draft in drafts_of(self.instance, relaxed.classes, real, found[: 2 * _NUM_DRAFTS]):
