@@ -15,6 +15,7 @@ least bound are halved until little is left to gain. Every value on the way is a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,9 +58,15 @@ class _Hosts:
 
 
 def least_bundled_s(
-    load: LayerLoad, policy: Policy, column: ColumnShape, cost: CostConstants
+    load: LayerLoad,
+    policy: Policy,
+    column: ColumnShape,
+    cost: CostConstants,
+    deadline: float = np.inf,
 ) -> float:
     """Least F + B seconds of a layer over all bundles of the hosts; launches are not counted.
+
+    After the `deadline` (on `time.monotonic`) boxes are no longer halved: weaker, still a bound.
 
     Never more than the fastest host alone needs: a column without the others is no slower.
     0 for one host and for more than `MAX_HOSTS`, where this bound is not computed.
@@ -73,7 +80,9 @@ def least_bundled_s(
                    + hosts.attention_backward).min())  # fmt: skip
     for bundles in _partitions(tuple(range(num_hosts))):
         hops_s = hop_s * (len(bundles) - 1)
-        least = min(least, _Boxes(load, policy, hosts, bundles).bound(least - hops_s) + hops_s)
+        least = min(
+            least, _Boxes(load, policy, hosts, bundles).bound(least - hops_s, deadline) + hops_s
+        )
     return float(least)
 
 
@@ -148,8 +157,8 @@ class _Boxes:
         self.alone = self.same.sum(axis=1) == 1.0
         self.scale = float(1.0 / (1.0 / (self.joint_dense + self.joint_attention)).sum())
 
-    def bound(self, target: float) -> float:
-        """A lower bound over all boxes; stops early once it exceeds `target`."""
+    def bound(self, target: float, deadline: float) -> float:
+        """A lower bound over all boxes; stops early once it exceeds `target`, or is late."""
         num_hosts = len(self.hosts.rate_in)
         most = 6.0 * self.scale
         low = np.zeros((2, num_hosts + 1))
@@ -161,7 +170,7 @@ class _Boxes:
         values = self.values(low, high)
         for _ in range(_NUM_ROUNDS):
             least = float(values.min(initial=np.inf))
-            if not np.isfinite(least) or least >= target:
+            if not np.isfinite(least) or least >= target or time.monotonic() > deadline:
                 break
             chosen = np.flatnonzero(values <= least * _NEAR)
             if len(chosen) > _MAX_SPLIT:

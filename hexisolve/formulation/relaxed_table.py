@@ -279,7 +279,7 @@ class StagePricer:
             self._layer_s[key] = known
         return known
 
-    def sharpen(self, shape: ColumnShape) -> bool:
+    def sharpen(self, shape: ColumnShape, deadline: float = np.inf) -> bool:
         """Price layers by the bundles of the column's hosts as well; False if that is done.
 
         It costs far more than the other rows, so only columns that matter are sharpened.
@@ -288,17 +288,19 @@ class StagePricer:
         if not self.has_bundles or len(shape.hosts) < 2 or key in self._bundled:
             return False
         self._bundled.add(key)
-        self._layer_s[key] = np.maximum(self.layer_s(shape), self._bundled_s(shape))
+        self._layer_s[key] = np.maximum(self.layer_s(shape), self._bundled_s(shape, deadline))
         return True
 
-    def _bundled_s(self, shape: ColumnShape) -> FloatArray:
+    def _bundled_s(self, shape: ColumnShape, deadline: float) -> FloatArray:
         """The same from the bundles of the column's hosts (R8)."""
         cost = self.instance.cost
         result = np.empty((len(self.lengths.tokens), len(self.kinds), len(POLICIES)))
         for length, tokens in enumerate(self.lengths.tokens):
             for kind, layer in enumerate(self.kinds):
                 load = layer_load(self.instance, layer, tokens, shape.devices)
-                least = [least_bundled_s(load, policy, shape, cost) for policy in POLICIES[:2]]
+                least = [
+                    least_bundled_s(load, policy, shape, cost, deadline) for policy in POLICIES[:2]
+                ]
                 # `full` repeats all that `layer` repeats.
                 result[length, kind] = [*least, least[1]]
         launches = cost.launch_overhead_s * cost.launches_per_layer
@@ -522,15 +524,18 @@ def relaxed_problem(
 
 
 def sharpened(
-    problem: RelaxedProblem, wanted: Collection[tuple[int, ...]]
+    problem: RelaxedProblem, wanted: Collection[tuple[int, ...]], deadline: float = np.inf
 ) -> RelaxedProblem | None:
-    """The problem with columns of these units priced more sharply; None when none can be."""
+    """The problem with columns of these units priced more sharply; None when none can be.
+
+    What is not worked out by the `deadline` stays as loose as it is then.
+    """
     pricer = problem.pricer
     # Columns that look alike share a price, so all of them change together.
     changed = [
         _signature(entry.shape)
         for entry in problem.pool
-        if entry.column.units in wanted and pricer.sharpen(entry.shape)
+        if entry.column.units in wanted and pricer.sharpen(entry.shape, deadline)
     ]
     if not changed:
         return None

@@ -145,7 +145,8 @@ class Search:
             self._remembered.update(dict.fromkeys(units))
             # The widest column first: it is the least certain one.
             widest = max(units, key=lambda counts: (sum(counts), counts))
-            sharper = sharpened(relaxed, {widest}) or sharpened(relaxed, units)
+            until = self.part_deadline - _LEAST_SEARCH_S
+            sharper = sharpened(relaxed, {widest}, until) or sharpened(relaxed, units, until)
             if sharper is None:
                 break
             relaxed = self.relaxed = sharper
