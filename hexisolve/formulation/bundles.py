@@ -2,8 +2,8 @@
 
 On clusters of more than 8 devices the plan space joins hosts in *bundles* (docs/plan-space.md): a
 head group lies in one bundle, and in a bundle every group gives a host the same query heads. Then,
-with X_h the tokens and eta_h the heads of host h, X_S the tokens of its bundle S (docs/formulation.md,
-R8):
+with X_h the tokens and eta_h the heads of host h, X_S the tokens of its bundle S
+(docs/formulation.md, R8):
 
 * attention of host h is ``X_S eta_h`` of the whole;
 * by all-to-all ``(X_S - X_h) eta_h`` of q, K, V enter host h, ``X_h (1 - eta_h)`` leave it;

@@ -15,12 +15,11 @@ from hexisolve.formulation.pipeline_table import Configuration, PipelineTable
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import (
     RelaxedProblem,
-    StagePricer,
-    StagePrices,
     make_table,
     undominated,
 )
 from hexisolve.formulation.stage_memory_bound import StateMode, state_modes
+from hexisolve.formulation.stage_pricer import StagePricer, StagePrices
 from hexisolve.formulation.units import UnitClass
 from hexisolve.plan.plan import HeadGroup
 from hexisolve.solvers.drafts import Draft, DraftStage, fit_memory

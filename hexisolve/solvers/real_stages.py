@@ -13,12 +13,13 @@ import numpy as np
 from hexisolve.cost.memory import usable_bytes
 from hexisolve.formulation.pipeline_table import FloatArray, IntArray
 from hexisolve.formulation.relaxed_layer import ColumnShape
-from hexisolve.formulation.relaxed_table import StagePricer, StageSizes
 from hexisolve.formulation.stage_memory_bound import (
     StateMode,
     gathered_bytes,
     state_bytes_per_device,
 )
+from hexisolve.formulation.stage_pricer import StagePricer
+from hexisolve.formulation.stage_sizes import StageSizes
 from hexisolve.formulation.work import POLICIES
 from hexisolve.plan.layer_price import LayerWork
 from hexisolve.plan.plan import Chunk, HeadGroup, Slice, Stage

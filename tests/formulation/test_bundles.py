@@ -12,7 +12,8 @@ from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
 from hexisolve.formulation.relaxed_layer import column_shape
-from hexisolve.formulation.relaxed_table import StagePricer, relaxed_problem, sharpened
+from hexisolve.formulation.relaxed_table import relaxed_problem, sharpened
+from hexisolve.formulation.stage_pricer import StagePricer
 from hexisolve.plan.plan import HeadGroup, Rank
 from hexisolve.solvers.real_stages import price_ring
 

@@ -12,8 +12,9 @@ from hexisolve.data.model_spec import ModelSpec, llama_like
 from hexisolve.data.workload import Workload
 from hexisolve.formulation.pipeline_table import Choice
 from hexisolve.formulation.relaxed_layer import column_shape
-from hexisolve.formulation.relaxed_table import StagePricer, StagePrices, make_table
+from hexisolve.formulation.relaxed_table import make_table
 from hexisolve.formulation.stage_memory_bound import StateMode
+from hexisolve.formulation.stage_pricer import StagePricer, StagePrices
 from hexisolve.formulation.units import unit_classes
 from hexisolve.plan.evaluate import Evaluation, evaluate
 from hexisolve.plan.plan import Plan
