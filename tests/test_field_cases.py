@@ -54,7 +54,7 @@ def _cluster(memories: Sequence[str], peak: str = "300 TFLOP/s", **peaks: str) -
 def _solve(cluster: Cluster, model: ModelSpec, *, stages: int | None = None, **load: object):
     workload = Workload(**({"context_tokens": 4096, "batch_sequences": 4} | load))  # type: ignore[arg-type]
     instance = Instance(cluster, model, workload)
-    result = solve(instance, time_limit_s=10, relative_gap=0.01, stages=stages)
+    result = solve(instance, time_limit_s=45, relative_gap=0.01, stages=stages)
     if result.plan is not None:
         assert check_plan(instance, result.plan) == []
     return instance, result
