@@ -51,10 +51,13 @@ def _cluster(memories: Sequence[str], peak: str = "300 TFLOP/s", **peaks: str) -
     )
 
 
-def _solve(cluster: Cluster, model: ModelSpec, *, stages: int | None = None, **load: object):
+def _solve(
+    cluster: Cluster, model: ModelSpec, *, stages: int | None = None, gap: float = 0.01,
+    **load: object,
+):  # fmt: skip
     workload = Workload(**({"context_tokens": 4096, "batch_sequences": 4} | load))  # type: ignore[arg-type]
     instance = Instance(cluster, model, workload)
-    result = solve(instance, time_limit_s=45, relative_gap=0.01, stages=stages)
+    result = solve(instance, time_limit_s=45, relative_gap=gap, stages=stages)
     if result.plan is not None:
         assert check_plan(instance, result.plan) == []
     return instance, result
@@ -74,7 +77,7 @@ def test_odd_numbers_of_devices_with_power_of_two_heads(num_devices: int, num_he
     """Case 5."""
     cluster = _cluster(["80 GiB"] * num_devices)
     model = llama_like("power", 64 * num_heads, 6, num_heads, num_heads, 1024, 1024)
-    _, result = _solve(cluster, model)
+    _, result = _solve(cluster, model, gap=0.5)  # that there is a plan is the point
     assert result.plan is not None
 
 
