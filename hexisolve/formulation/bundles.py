@@ -62,11 +62,13 @@ def least_bundled_s(
     policy: Policy,
     column: ColumnShape,
     cost: CostConstants,
+    num_tokens: int,
     deadline: float = np.inf,
 ) -> float:
-    """Least F + B seconds of a layer over all bundles of the hosts; launches are not counted.
+    """Least F + B seconds of a layer over all bundles of the hosts.
 
-    After the `deadline` (on `time.monotonic`) boxes are no longer halved: weaker, still a bound.
+    The launches of the layer are not counted, those of ring hops between bundles are. After the
+    `deadline` (on `time.monotonic`) boxes are no longer halved: weaker, still a bound.
 
     Never more than the fastest host alone needs: a column without the others is no slower.
     0 for one host and for more than `MAX_HOSTS`, where this bound is not computed.
@@ -75,14 +77,15 @@ def least_bundled_s(
     if not 2 <= num_hosts <= MAX_HOSTS or not load.is_proportional:
         return 0.0
     hosts = _hosts(load, policy, column)
+    # A group of odd pieces may have a few pairs less than its share.
+    odd = 2.0 * len(column.devices) / (num_tokens + 1)
     hop_s = cost.launch_overhead_s * (2 + REPEATS[policy][4])
     least = float((hosts.dense_forward + hosts.dense_backward + hosts.attention_forward
                    + hosts.attention_backward).min())  # fmt: skip
     for bundles in _partitions(tuple(range(num_hosts))):
         hops_s = hop_s * (len(bundles) - 1)
-        least = min(
-            least, _Boxes(load, policy, hosts, bundles).bound(least - hops_s, deadline) + hops_s
-        )
+        boxes = _Boxes(load, policy, hosts, bundles, odd)
+        least = min(least, boxes.bound(least - hops_s, deadline) + hops_s)
     return float(least)
 
 
@@ -141,8 +144,9 @@ class _Boxes:
     """Boxes of token shares X (one per host) and all-to-all seconds A for one set of bundles."""
 
     def __init__(
-        self, load: LayerLoad, policy: Policy, hosts: _Hosts, bundles: Sequence[Bundle]
+        self, load: LayerLoad, policy: Policy, hosts: _Hosts, bundles: Sequence[Bundle], odd: float
     ) -> None:
+        self.odd = odd
         self.hosts, self.bundles = hosts, bundles
         self.ring_again = REPEATS[policy][4]
         self.forward_bytes = load.ring_forward_bytes
@@ -215,7 +219,8 @@ class _Boxes:
         ringed_f, ringed_b = dense_f + ring_f, dense_b + ring_b
         floor = ringed_f + ringed_b
         of_bundle = np.maximum(tokens @ self.same, 1.0 - most @ (1.0 - self.same))
-        fewest, greatest_heads = self._heads(tokens, of_bundle, high[:, -1])
+        of_bundle = np.maximum(of_bundle - self.odd, 0.0)
+        fewest, greatest_heads = self._heads(tokens, high[:, -1])
         # The three ways a host can be late: other seconds, and attention seconds per head share.
         late = [
             (self.joint_dense * tokens, self.joint_attention * of_bundle),
@@ -240,7 +245,7 @@ class _Boxes:
         return np.where(exists, exchange + least, np.inf)
 
     def _heads(
-        self, tokens: FloatArray, of_bundle: FloatArray, exchange_most: FloatArray
+        self, tokens: FloatArray, exchange_most: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Least and greatest share of the heads of a host that A seconds of exchange allow."""
         others = np.maximum(tokens @ self.same - tokens, 0.0)

@@ -118,7 +118,8 @@ class StagePricer:
             for kind, layer in enumerate(self.kinds):
                 load = layer_load(self.instance, layer, tokens, shape.devices)
                 least = [
-                    least_bundled_s(load, policy, shape, cost, deadline) for policy in POLICIES[:2]
+                    least_bundled_s(load, policy, shape, cost, tokens, deadline)
+                    for policy in POLICIES[:2]
                 ]
                 # `full` repeats all that `layer` repeats.
                 result[length, kind] = [*least, least[1]]

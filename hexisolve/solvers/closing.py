@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import comb
 
 from hexisolve.data.instance import Instance
-from hexisolve.formulation.pipeline_table import Choice, Configuration
+from hexisolve.formulation.pipeline_table import Choice, Configuration, PipelineTable
 from hexisolve.formulation.relaxed_table import RelaxedProblem
 from hexisolve.formulation.work import layer_load
 from hexisolve.plan.plan import HeadGroup, Plan, Policy, Stage
@@ -28,6 +30,7 @@ from hexisolve.solvers.insides import Ring, count_insides, insides, rank_orders
 
 _MAX_INSIDES = 1_000_000
 _MAX_REMEMBERED = 60_000  # rings of one set of devices
+_MAX_CONFIGURATIONS = 200_000
 _SLACK = 1e-9
 
 
@@ -68,7 +71,27 @@ def can_close(relaxed: RelaxedProblem) -> bool:
     most = max((len(column.devices) for column in relaxed.columns), default=0)
     if len(heads) > 1 or most > 5:
         return False
-    return count_insides(most, longest // workload.block_tokens, max(heads)) <= _MAX_INSIDES
+    if count_insides(most, longest // workload.block_tokens, max(heads)) > _MAX_INSIDES:
+        return False
+    # Recompute counts are chosen by the sum over chunks, which is exact for equal chunks only.
+    if len(set(workload.sequence_lengths)) > 1:
+        return False
+    return count_configurations(relaxed.table) <= _MAX_CONFIGURATIONS
+
+
+def count_configurations(table: PipelineTable) -> int:
+    """How many configurations a table has at most: columns in order, and cuts of the layers."""
+    ways, total = Counter({(0,) * len(table.available): 1}), 0
+    for num_stages in range(1, min(table.max_stages, table.num_layers) + 1):
+        longer: Counter[tuple[int, ...]] = Counter()
+        for used, count in ways.items():
+            for units in table.units.tolist():
+                together = tuple(a + b for a, b in zip(used, units, strict=True))
+                if all(a <= b for a, b in zip(together, table.available, strict=True)):
+                    longer[together] += count
+        ways = longer
+        total += ways.total() * comb(table.num_layers - 1, num_stages - 1)
+    return total
 
 
 class Closer:
@@ -132,7 +155,6 @@ class Closer:
         self, configuration: Configuration, value_s: float, deadline: float
     ) -> tuple[bool, float]:
         """Look at every plan of a configuration that may be below `value_s`."""
-        table = self.relaxed.table
         num_stages = len(configuration)
         options: list[list[Option]] = []
         bests: list[tuple[float, float]] = [
@@ -175,7 +197,6 @@ class Closer:
                 min(option.shortest_s for option in found),
                 options[-1][0].total_s,
             )
-        assert table.num_layers == sum(choice.num_layers for choice in configuration)
         return self._leaves(configuration, options, bests, (), value_s, deadline)
 
     def _leaves(
@@ -244,10 +265,9 @@ class Closer:
                 max(rank.tokens / total * dense[rank.device] for rank in group.ranks)
                 + share * max(rank.num_q_heads * attention[rank.device] for rank in group.ranks),
             )
-        longest = max(self.shapes.count(shape) for shape in set(self.shapes))
         if len(set(self.shapes)) > 1:
             return 0.0, seconds
-        return seconds, longest * seconds
+        return seconds, len(self.shapes) * seconds
 
     def _work(self, choice: Choice) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds of all dense work, and of one query head, for every device; longest chunk."""

@@ -9,7 +9,7 @@ last one. A label of (stages placed, units used, layers covered) is the pair
 and placing a stage of t seconds in front gives X + t + x and
 ``min(D - t, T - n t - f, T - (1 + k) X - (n - k j) t - f) - x``. Labels are kept in buckets of X;
 a bucket keeps its least X and its largest D, even if of different labels. That only adds
-configurations, so "no label is left" proves ``step > T``. More buckets make it exact.
+configurations, so "no label is left" proves ``step > T``. More buckets make it tighter.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import permutations, product
-from math import comb
+from math import comb, perm
 
 from hexisolve.plan.plan import HeadGroup, Rank
 
@@ -26,11 +26,18 @@ def count_insides(num_devices: int, num_blocks: int, num_heads: int) -> int:
     for size in range(1, num_devices + 1):
         rings.append(
             sum(
-                comb(size, first) * len(_head_ranges(num_heads, first)) * rings[size - first]
+                comb(size, first) * _count_head_ranges(num_heads, first) * rings[size - first]
                 for first in range(1, size + 1)
             )
         )
-    return rings[num_devices] * len(compositions(num_blocks, num_devices))
+    return rings[num_devices] * comb(num_blocks + num_devices - 1, num_devices - 1)
+
+
+def _count_head_ranges(num_heads: int, num_ranks: int) -> int:
+    """How many `_head_ranges` there are: busy ranks in order, and where their heads are cut."""
+    return sum(
+        perm(num_ranks, busy) * comb(num_heads - 1, busy - 1) for busy in range(1, num_ranks + 1)
+    )
 
 
 def insides(

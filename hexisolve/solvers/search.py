@@ -124,7 +124,10 @@ class Search:
         simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) <= 2]
         self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
         if is_small and relaxed.columns and can_close(relaxed):
-            self._close(relaxed)
+            # A bound first, in case the enumeration does not end in time.
+            self._prove(relaxed, self._time_left(0.2), max_buckets=1)
+            if not (self.is_closed or self.is_refuted):
+                self._close(relaxed)
             return
         if self.plan is None:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
@@ -183,7 +186,7 @@ class Search:
             bound_s=bound_s,
             wall_s=wall_s,
             backend=self.proved_by,
-            diagnosis=self.diagnosis,
+            diagnosis="" if self.plan is not None else self.diagnosis,
             history=tuple(self.history),
         )
 
@@ -247,7 +250,7 @@ class Search:
         for draft in drafts_of(self.instance, relaxed.classes, real, found[: 2 * _NUM_DRAFTS]):
             drafts.append((step_time_s(self.instance, draft), len(drafts), draft))
             self._offer(to_plan(self.instance, draft), draft)
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > self.part_deadline:
                 break
         for value_s, _, draft in sorted(drafts, key=lambda entry: entry[:2])[:1]:
             if draft in self._polished:
@@ -349,8 +352,12 @@ class Search:
         finite = times[times < math.inf]
         if not finite.size:
             return 1.0
+        # Rows take the shortest chunk and, where chunks differ, the sum over all of them.
+        totals = relaxed.table.total_s
+        longest = float(totals[totals < math.inf].max())
         finish = relaxed.table.finish_s[relaxed.table.finish_s < math.inf].max()
         entry = relaxed.table.entry_s.max()
         num_stages = relaxed.table.max_stages
         n = relaxed.table.num_chunks
-        return float(2 * (n + num_stages) * num_stages * (finite.max() + entry) + finish + 1.0)
+        passes = 2 * (n + num_stages) * num_stages * (finite.max() + entry)
+        return float(passes + longest + finish + 1.0)

@@ -52,7 +52,8 @@ def solve(
     stages
         Exact number of pipeline stages; None for any.
     start
-        A plan to start from; it must be legal and of the plan space.
+        A legal plan to start from. One outside the plan space may be below the bound; its own
+        time is reported as the bound then, and says nothing about other plans outside.
     seed
         Seed of the search: the same seed gives the same plan when no limit is met.
     on_progress
