@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -74,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         ) as error:
             shell.say(str(error))
             return BAD_INPUT
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+                raise
+            shell.say(f"the output cannot be written: {error.strerror}")
+            return BAD_INPUT
         except HexisolveError as error:
             shell.say(f"{type(error).__name__}: {error}")
             return NO_PLAN
@@ -120,6 +126,10 @@ def _results_only_stdout() -> Iterator[TextIO]:
     Solver libraries print to descriptor 1 even when told not to; so their chatter cannot end up
     between the lines of a JSON document.
     """
+    if sys.stdout is None:  # closed by the caller
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            yield nowhere
+        return
     sys.stdout.flush()
     try:
         is_real = sys.stdout.fileno() == 1
@@ -137,7 +147,7 @@ def _results_only_stdout() -> Iterator[TextIO]:
         sys.stdout.flush()
         os.dup2(saved, 1)
         os.close(saved)
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # said before, when the results were flushed
             out.close()
 
 

@@ -35,7 +35,10 @@ def _parse(text: object, units: dict[str, float] | dict[str, int], example: str)
 
 def parse_bytes(text: object) -> int:
     """Bytes from text like ``"80 GB"`` or ``"80 GiB"``; raises ValueError without a unit."""
-    return round(_parse(text, BYTES_UNITS, "80 GiB"))
+    num_bytes = _parse(text, BYTES_UNITS, "80 GiB")
+    if not abs(num_bytes) < float("inf"):
+        raise ValueError("is more than any memory holds, write it like '80 GiB'")
+    return round(num_bytes)
 
 
 def parse_bytes_per_s(text: object) -> float:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from hexisolve.data.instance import Instance
 
 
+_MOST_SECONDS = 1e7
+
+
 def whole_number(text: str) -> int:
     """A whole number of at least 1; digits may be grouped with underscores."""
     try:
@@ -31,8 +34,21 @@ def positive_seconds(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    if not 0 < number <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of seconds above 0 and at most {_MOST_SECONDS:,.0f}"
+        )
+    return number
+
+
+def seed_number(text: str) -> int:
+    """A seed that every library takes: 0 to 2^31 - 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number in 0..2147483647")
     return number
 
 

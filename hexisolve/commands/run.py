@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hexisolve.commands.arguments import positive_seconds, whole_number
+from hexisolve.commands.arguments import positive_seconds, seed_number, whole_number
 from hexisolve.commands.plans import legal_plan_from
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--learning-rate", metavar="R", type=_rate, default=3e-4, help="default %(default)s"
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
+    parser.add_argument(
+        "--seed", metavar="N", type=seed_number, default=0, help="default %(default)s"
+    )
     parser.add_argument(
         "--timeout", metavar="S", type=positive_seconds, default=120.0,
         help="seconds after which a silent rank is given up; default %(default)g",
@@ -61,7 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rate(text: str) -> float:
     """A learning rate above 0."""
-    return positive_seconds(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} must lie above 0, like 3e-4")
+    return number
 
 
 def run(args: argparse.Namespace, shell: Shell) -> int:

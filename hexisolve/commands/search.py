@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hexisolve.commands.arguments import positive_seconds, relative_gap, whole_number
+from hexisolve.commands.arguments import (
+    positive_seconds,
+    relative_gap,
+    seed_number,
+    whole_number,
+)
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 from hexisolve.report.tables import make_table, percent
@@ -48,7 +53,9 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
     group.add_argument("--start", metavar="PLAN", help="plan file to start from")
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
+    group.add_argument(
+        "--seed", metavar="N", type=seed_number, default=0, help="default %(default)s"
+    )
     parser.set_defaults(no_baselines=False)
 
 

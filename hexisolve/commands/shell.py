@@ -56,7 +56,12 @@ class Shell:
         """A rich console on a stream; wide enough for a table when it is no terminal."""
         from rich.console import Console
 
-        console = Console(file=stream, soft_wrap=False)
+        class Piped(Console):
+            def on_broken_pipe(self) -> None:
+                # rich would end the process with status 1, which means "no plan" here.
+                raise BrokenPipeError
+
+        console = Piped(file=stream, soft_wrap=False)
         if not stream.isatty():
             console.width = max(_NARROWEST, shutil.get_terminal_size().columns)
         return console
@@ -83,8 +88,19 @@ def require_writable(path: Path | None) -> None:
     if path is None:
         return
     file = str(path)
-    if path.is_dir():
+    try:
+        is_folder, is_other = path.is_dir(), path.exists() and not path.is_file()
+    except OSError as error:  # a name that is too long
+        raise InstanceError.single(
+            "output", error.strerror, "cannot be written", "choose another name", file
+        ) from None
+    if is_folder:
         raise InstanceError.single("output", None, "is a folder", "name a file in it", file)
+    if is_other:
+        raise InstanceError.single(
+            "output", None, "is a device or a pipe, and would be replaced",
+            "name a file; --json prints the plan", file,
+        )  # fmt: skip
     folder = path.parent
     if not folder.is_dir():
         raise InstanceError.single(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
+from hexisolve.commands.arguments import seed_number
 from hexisolve.commands.plans import legal_plan_from
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
@@ -16,7 +17,9 @@ REDUCTIONS = ("tokens", "widths", "layers", "chunks", "blocks")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("plan", metavar="PLAN", help="plan file, as written by `solve --output`")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default %(default)s")
+    parser.add_argument(
+        "--seed", metavar="N", type=seed_number, default=0, help="default %(default)s"
+    )
     parser.add_argument(
         "--keep", metavar="WHAT", type=_reductions, default=(),
         help=f"do not reduce these before running: some of {','.join(REDUCTIONS)}",

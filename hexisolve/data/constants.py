@@ -14,6 +14,7 @@ from hexisolve.errors import InstanceError, Problem
 
 MIB = 2**20
 GIB = 2**30
+_MOST = 1e15  # of any constant; beyond, sums of bytes and seconds lose their meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,11 @@ class CostConstants:
         problems = []
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                problems.append(Problem(f"cost.{entry.name}", str(value), "must be >= 0"))
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= _MOST:
+                problems.append(
+                    Problem(f"cost.{entry.name}", str(value), f"must lie in 0..{_MOST:.0e}")
+                )
         for name in ("link_efficiency", "usable_fraction"):
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 < value <= 1:

@@ -62,12 +62,14 @@ def read_document(path: str | Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path, file: str) -> str:
-    if path.is_dir():
-        raise InstanceError.single("file", None, "is a folder", "name a file inside it", file)
     try:
+        if path.is_dir():
+            raise InstanceError.single("file", None, "is a folder", "name a file inside it", file)
         raw = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else None
     except FileNotFoundError:
         raise InstanceError.single("file", None, "does not exist", "check the path", file) from None
+    except InstanceError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InstanceError.single("file", reason, "cannot be read", "", file) from None
@@ -90,6 +92,10 @@ def _parse(text: str, file: str) -> Any:
             raise InstanceError.single(
                 f"line {error.lineno}", None, f"is not valid JSON: {error.msg}", "", file
             ) from None
+        except ValueError as error:  # an integer of too many digits
+            raise InstanceError.single(
+                "file", None, f"holds a value that cannot be read: {error}", "", file
+            ) from None
         except _DuplicateKeyError as error:
             raise InstanceError.single(
                 str(error), None, "is written twice in one object", "keep one of them", file
@@ -107,7 +113,8 @@ def _parse(text: str, file: str) -> Any:
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]
         raise InstanceError.single("file", None, f"is not valid YAML: {reason}", "", file) from None
-    except ValueError as error:  # an impossible date, an integer of too many digits
+    # An impossible date, an integer of too many digits, `!!bool foo`.
+    except (ValueError, AttributeError, LookupError, TypeError, OverflowError) as error:
         raise InstanceError.single(
             "file", None, f"holds a value that cannot be read: {error}", "quote it", file
         ) from None

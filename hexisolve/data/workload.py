@@ -11,6 +11,7 @@ from hexisolve.errors import InstanceError, Problem
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 ZERO_MODES = (0, 1, 3)
+MAX_COUNT = 10**9  # tokens of a sequence, sequences of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,8 @@ def _problems(workload: Workload) -> list[Problem]:
     def positive(name: str, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             report(name, value, "must be a whole number of at least 1")
+        elif value > MAX_COUNT:
+            report(name, value, f"must be at most {MAX_COUNT:,}")
 
     if workload.lengths is None:
         for name in ("context_tokens", "batch_sequences"):
@@ -146,7 +149,7 @@ def _problems(workload: Workload) -> list[Problem]:
             report("lengths", [], "is empty", "give at least one sequence length")
         for index, length in enumerate(workload.lengths):
             positive(f"lengths[{index}]", length)
-    if workload.dtype not in ELEMENT_BYTES:
+    if not isinstance(workload.dtype, str) or workload.dtype not in ELEMENT_BYTES:
         report("dtype", workload.dtype, "unknown", f"use one of {', '.join(ELEMENT_BYTES)}")
     if not workload.zero or any(mode not in ZERO_MODES for mode in workload.zero):
         report("zero", workload.zero, "must list ZeRO modes out of 0, 1, 3")

@@ -83,6 +83,9 @@ def write_plan(path: str | Path, instance: Instance, plan: Plan) -> None:
 def _write_whole(path: Path, text: str) -> None:
     """Write beside the target and move there in one step."""
     temporary = ""
+    if path.exists() and not path.is_file():
+        # Moving a file there would replace a device or a folder.
+        raise InstanceError.single("file", None, "is no regular file", "name a file", str(path))
     try:
         handle, temporary = tempfile.mkstemp(".tmp", f".{path.name}.", path.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -72,7 +72,7 @@ def solve(
     """
     from hexisolve.solvers.search import Search
 
-    _check_arguments(instance, time_limit_s, relative_gap, backend, stages)
+    _check_arguments(instance, time_limit_s, relative_gap, backend, stages, seed)
     search = Search(
         instance,
         deadline=time.monotonic() + time_limit_s,
@@ -93,12 +93,19 @@ def solve(
 
 
 def _check_arguments(
-    instance: Instance, time_limit_s: float, relative_gap: float, backend: str, stages: int | None
+    instance: Instance,
+    time_limit_s: float,
+    relative_gap: float,
+    backend: str,
+    stages: int | None,
+    seed: int,
 ) -> None:
     if not time_limit_s > 0:
         raise InstanceError.single("time_limit_s", time_limit_s, "must be above 0")
     if not 0 <= relative_gap < 1:
         raise InstanceError.single("relative_gap", relative_gap, "must lie in 0..1")
+    if not 0 <= seed < 2**31:
+        raise InstanceError.single("seed", seed, "must lie in 0..2147483647")
     if backend not in BACKENDS:
         raise InstanceError.single(
             "backend", backend, "is unknown", f"use one of {', '.join(BACKENDS)}"

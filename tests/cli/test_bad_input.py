@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,3 +181,52 @@ def test_lengths_files_that_are_none(shell, inputs: Path) -> None:
     outcome = shell("solve", inputs / "instance.yaml", "--lengths", inputs)
     assert outcome.code == 2
     assert "folder" in outcome.err
+
+
+def test_an_output_that_is_a_pipe_is_not_replaced(solve, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    outcome = solve("--output", pipe)
+    assert outcome.code == 2
+    assert str(pipe) in outcome.err
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--context", "1" + "0" * 30],
+        ["--block-tokens", "1" + "0" * 20],
+        ["--batch", "1" + "0" * 12],
+        ["--seed", "2147483648"],
+        ["--time-limit", "1e30"],
+        ["--cost", "optimizer_bytes=1e400"],
+        ["--cost", "launch_overhead_s=1e308"],
+    ],
+    ids=lambda options: "".join(options[:2])[2:24],
+)
+def test_numbers_beyond_reason_are_refused(solve, options: list[str]) -> None:
+    outcome = solve(*options)
+    assert outcome.code == 2
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("big.json", '{"plan": ' + "9" * 5000 + "}"),
+        ("bool.yaml", 'x: !!bool "foo"\n'),
+        ("int.yaml", 'x: !!int ""\n'),
+        ("time.yaml", 'x: !!timestamp "foo"\n'),
+    ],
+)
+def test_values_no_reader_takes(shell, tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    outcome = shell("show", path)
+    assert outcome.code == 2
+    assert str(path) in outcome.err
+
+
+def test_a_name_that_is_too_long(shell) -> None:
+    assert shell("check", "x" * 5000 + ".json").code == 2
