@@ -26,7 +26,7 @@ from hexisolve.solvers.drafts import Draft, DraftStage, fit_memory
 from hexisolve.solvers.dynamic_program import solve_relaxed
 from hexisolve.solvers.real_stages import RealRecompute, RealStage, real_stages
 
-_NEVER_WORSE = 1.6  # columns slower than this many times their compute bound are left out
+_MOST_WASTE = 1.6  # unit multisets that waste more than this many times the least are left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def wanted_units(relaxed: RelaxedProblem) -> list[tuple[int, ...]]:
         best[column.units] = min(best.get(column.units, np.inf), waste)
     least = min(best.values(), default=0.0)
     return sorted(
-        (u for u in best if best[u] <= _NEVER_WORSE * least or not num_cut[u]),
+        (u for u in best if best[u] <= _MOST_WASTE * least or not num_cut[u]),
         key=lambda u: (num_cut[u] > 0, best[u], u),
     )
 

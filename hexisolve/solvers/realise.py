@@ -112,7 +112,6 @@ def realise_stage(
     chunks_in_flight: int,
     num_stages: int,
     num_peers: int | None = None,
-    seed: int = 0,
 ) -> list[RealStage]:
     """The best stages of `num_layers` layers on `devices`, one per ZeRO mode, fastest first.
 
@@ -121,7 +120,7 @@ def realise_stage(
     return realise_all(
         instance, devices, [num_layers], first_layer=first_layer, is_first=is_first,
         is_last=is_last, chunks_in_flight=chunks_in_flight, num_stages=num_stages,
-        num_peers=num_peers, seed=seed,
+        num_peers=num_peers,
     )[num_layers]  # fmt: skip
 
 
@@ -136,7 +135,6 @@ def realise_all(
     chunks_in_flight: int,
     num_stages: int,
     num_peers: int | None = None,
-    seed: int = 0,
 ) -> dict[int, list[RealStage]]:
     """`realise_stage` for many numbers of layers; the ring is searched once.
 
@@ -157,14 +155,11 @@ def realise_all(
     num_peers
         Ranks it shares process groups with: its own and the neighbours' stages, less one. By
         default all devices of the cluster, which is safe.
-    seed
-        Unused by this deterministic search; equal questions have equal answers.
 
     Returns
     -------
     Number of layers -> stages, the fastest of each ZeRO mode, fastest first.
     """
-    del seed
     book = price_book(instance)
     index = instance.cluster.device_index
     chosen = tuple(sorted(devices, key=lambda name: index[name]))

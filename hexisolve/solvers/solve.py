@@ -55,7 +55,7 @@ def solve(
         A legal plan to start from. One outside the plan space may be below the bound; its own
         time is reported as the bound then, and says nothing about other plans outside.
     seed
-        Seed of the search: the same seed gives the same plan when no limit is met.
+        Seed of CP-SAT; all else is deterministic. When no limit is met the plan is the same.
     on_progress
         Called at every improvement of plan or bound.
 
