@@ -8,16 +8,18 @@ With t_j = F + B of a chunk, x_j the two transfers into stage j (0 for the first
 
     S - X_j + (n - 1) t_j + f                                                (F1)
     S + k X_j + (n - 1 - k j) t_j + f    for 1 <= k <= (n - 1) / (j + 1)     (F2)
+    S + (n - 1) t_j - min(j, n - 1) p_j + f          for p_j = F_j and B_j   (F3)
 
 where ``f = max_j f_j`` and f_j is what stage j alone adds after the pipeline: gradient
-synchronisation and optimizer. F2 is linear in k, so its two ends are enough.
+synchronisation and optimizer. F2 is linear in k, so its two ends are enough. F and B are known
+from below only, so the largest F in F3 is t less the least B.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,15 @@ class Choice(NamedTuple):
 
 
 Configuration = tuple[Choice, ...]  # from the first stage to the last
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of a stage: of the shortest chunk, of all chunks, least F and least B."""
+
+    time_s: float
+    total_s: float
+    forward_s: float = 0.0
+    backward_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +70,8 @@ class PipelineTable:
     total_s
         Like `time_s`, the sum over all chunks: n t where chunks are equal. With unequal chunks
         `time_s` speaks of the shortest, F1 and the last stage of the sum.
+    forward_s, backward_s
+        Like `time_s`: least F and least B of a chunk, together at most `time_s`; 0 is always right.
     """
 
     available: tuple[int, ...]
@@ -68,6 +81,8 @@ class PipelineTable:
     finish_s: FloatArray
     num_chunks: int
     total_s: FloatArray
+    forward_s: FloatArray
+    backward_s: FloatArray
 
     @property
     def num_columns(self) -> int:
@@ -97,27 +112,53 @@ class PipelineTable:
         after = 0
         for j, choice in enumerate(reversed(configuration)):
             place = (j, choice.column, after, choice.num_layers)
-            seconds.append((float(self.time_s[place]), float(self.total_s[place])))
+            arrays = (self.time_s, self.total_s, self.forward_s, self.backward_s)
+            seconds.append(StageSeconds(*(float(values[place]) for values in arrays)))
             after += choice.num_layers
         return self.value_of(configuration, seconds[::-1])
 
-    def value_of(
-        self, configuration: Configuration, seconds: Sequence[tuple[float, float]]
-    ) -> float:
-        """The same for other seconds of the stages: (shortest chunk, all chunks), in order."""
-        n = self.num_chunks
-        behind, rows, finish = 0.0, [0.0], 0.0
+    def value_of(self, configuration: Configuration, seconds: Sequence[StageSeconds]) -> float:
+        """The same for other seconds of the stages, in order."""
+        behind, worst, finish = 0.0, 0.0, 0.0
         after = 0
         for j, choice in enumerate(reversed(configuration)):
-            own, total = seconds[len(seconds) - 1 - j]
+            own = seconds[len(seconds) - 1 - j]
             finish = max(finish, float(self.finish_s[choice.column, after, choice.num_layers]))
-            rows.append(total - own - behind)
-            rows += [k * behind + (n - 1 - k * j) * own for k in self.loops(j)]
+            worst = max([worst, *self._rows(j, behind, *own)])
             after += choice.num_layers
-            behind += own
+            behind += own.time_s
             if after < self.num_layers:
                 behind += float(self.entry_s[choice.column])
-        return behind + max(rows) + finish
+        return behind + worst + finish
+
+    def extra_s(self, place: tuple[int, int, IntArray, IntArray], behind: FloatArray) -> FloatArray:
+        """What F1 and F2 of stages add to the sum S over all stages; 0 where nothing.
+
+        Parameters
+        ----------
+        place
+            ``(j, column, layers after, layers)``, the last two arrays.
+        behind
+            X_j of each.
+        """
+        arrays = (self.time_s, self.total_s, self.forward_s, self.backward_s)
+        rows = self._rows(place[0], behind, *(values[place] for values in arrays))
+        extra: FloatArray = np.zeros_like(behind)
+        for row in rows:
+            extra = np.maximum(extra, row)
+        return extra
+
+    def _rows(
+        self, j: int, behind: Any, own: Any, total: Any, forward: Any, backward: Any
+    ) -> list[Any]:
+        """F1, F2 and F3 of a stage less S."""
+        n = self.num_chunks
+        rows = [total - own - behind]
+        rows += [k * behind + (n - 1 - k * j) * own for k in self.loops(j)]
+        if j:
+            warm_up = min(j, n - 1)
+            rows += [(n - 1) * own - warm_up * (own - least) for least in (backward, forward)]
+        return rows
 
     def reduced(self) -> tuple[PipelineTable, IntArray]:
         """The table without columns that another one never loses to, and the columns it kept.
@@ -144,6 +185,8 @@ class PipelineTable:
             total_s=self.total_s[:, columns],
             entry_s=self.entry_s[columns],
             finish_s=self.finish_s[columns],
+            forward_s=self.forward_s[:, columns],
+            backward_s=self.backward_s[:, columns],
         )
 
     def _dominates(self, one: int, other: int) -> bool:
@@ -153,6 +196,8 @@ class PipelineTable:
             and (self.finish_s[one] <= self.finish_s[other]).all()
             and (self.time_s[:, one] <= self.time_s[:, other]).all()
             and (self.total_s[:, one] <= self.total_s[:, other]).all()
+            and (self.forward_s[:, one] <= self.forward_s[:, other]).all()
+            and (self.backward_s[:, one] <= self.backward_s[:, other]).all()
         )
 
 

@@ -171,6 +171,8 @@ def make_table(
         units=np.array(units, dtype=np.int64).reshape(-1, len(available)),
         time_s=_spread(instance, most, [stage.time_s for stage in stages]),
         total_s=_spread(instance, most, [stage.total_s for stage in stages]),
+        forward_s=_spread(instance, most, [stage.forward_s for stage in stages], 0.0),
+        backward_s=_spread(instance, most, [stage.backward_s for stage in stages], 0.0),
         finish_s=finish_s.min(axis=0),
         entry_s=np.array(entries, dtype=float),
         num_chunks=pricer.lengths.num_chunks,
@@ -182,7 +184,11 @@ def undominated(
 ) -> list[int]:
     """Columns that no other beats with no more units, in any place and with any layers."""
     flat = [
-        np.concatenate([own.time_s.ravel(), own.finish_s.min(axis=0).ravel()]) for own in stages
+        np.concatenate(
+            [own.time_s.ravel(), own.finish_s.min(axis=0).ravel(), own.forward_s.ravel(),
+             own.backward_s.ravel()]
+        )
+        for own in stages
     ]
     if not all(_is_multiple(own) for own in stages):
         flat = [
@@ -209,11 +215,13 @@ def _is_multiple(stage: StagePrices) -> bool:
     return bool(np.ptp(ratios) < 1e-9 * ratios.max()) if ratios.size else True
 
 
-def _spread(instance: Instance, num_stages: int, compact: Sequence[FloatArray]) -> FloatArray:
+def _spread(
+    instance: Instance, num_stages: int, compact: Sequence[FloatArray], nowhere: float = np.inf
+) -> FloatArray:
     """``[j, place, layers]`` of every column as ``[j, column, layers after, layers]``."""
     num_layers = instance.model.num_layers
     are_equal = len(set(instance.model.layers)) == 1
-    full = np.full((num_stages, len(compact), num_layers + 1, num_layers + 1), np.inf)
+    full = np.full((num_stages, len(compact), num_layers + 1, num_layers + 1), nowhere)
     for column, values in enumerate(compact):
         if not are_equal:
             full[:, column] = values

@@ -12,7 +12,7 @@ from hexisolve.data.instance import Instance
 from hexisolve.formulation.bundles import least_bundled_s
 from hexisolve.formulation.cuts import CutRates
 from hexisolve.formulation.pipeline_table import FloatArray
-from hexisolve.formulation.relaxed_layer import ColumnShape, least_layer_s
+from hexisolve.formulation.relaxed_layer import ColumnShape, least_layer_s, two_work_bound_s
 from hexisolve.formulation.stage_memory_bound import (
     StateMode,
     gathered_bytes,
@@ -28,11 +28,13 @@ from hexisolve.formulation.work import POLICIES, REPEATS, layer_load
 
 
 class StagePrices(NamedTuple):
-    """Prices of a column, ``[j, place, layers]``."""
+    """Prices of a column, ``[j, place, layers]``; F and B are least ones, 0 where no stage is."""
 
     time_s: FloatArray
     total_s: FloatArray
     finish_s: FloatArray
+    forward_s: FloatArray
+    backward_s: FloatArray
 
 
 # (mode, sizes, first and last + 1 number of stages after) -> [length, j, place, layers].
@@ -136,7 +138,8 @@ class StagePricer:
         Relaxed prices, unless prices of layers and seconds of recompute are given.
         """
         num_stages, (places, width) = self.max_stages, self.sizes[0].exists.shape
-        result = StagePrices(*(np.full((num_stages, places, width), np.inf) for _ in range(3)))
+        values = [np.full((num_stages, places, width), value) for value in [np.inf] * 3 + [0.0] * 2]
+        result = StagePrices(*values)
         layer_s = self.layer_s(shape) if layer_s is None else layer_s
         # Prices of stages that are not the last do not depend on j, only their memory does.
         groups = [(self.sizes[0], 0, 1), (self.sizes[1], 1, num_stages)]
@@ -147,6 +150,8 @@ class StagePricer:
             exists = sizes.exists[None]
             finish_s = self._finish_s(shape, mode, sizes)
             result.finish_s[span] = np.where(sizes.exists, finish_s, np.inf)
+            passes = self._passes_s(shape, sizes, start == 0)
+            result.forward_s[span], result.backward_s[span] = passes
             if recompute_s is None:
                 extra = self._recompute_s(shape, mode, sizes, start, stop, layer_s)
             else:
@@ -157,6 +162,22 @@ class StagePricer:
                 result.total_s[span] = count * time_s + (result.total_s[span] if idx else 0.0)
                 result.time_s[span] = time_s  # the last length is the shortest
         return result
+
+    def _passes_s(
+        self, shape: ColumnShape, sizes: StageSizes, is_last: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """Least F and least B of the shortest chunk, each on its own (R1)."""
+        model, tokens = self.instance.model, self.lengths.tokens[-1]
+        forward, backward = np.zeros((2, *sizes.exists.shape))
+        for kind, counts in zip(self.kinds, sizes.kind_counts, strict=True):
+            load = layer_load(self.instance, kind, tokens, shape.devices)
+            forward += counts * two_work_bound_s(load.dense_s, load.attention_forward_s)
+            backward += counts * two_work_bound_s(2.0 * load.dense_s, load.attention_backward_s)
+        if is_last:
+            flop = float(head_forward_flop(model.hidden_size, model.vocab_size, tokens))
+            head_s = flop / sum(device.dense_flop_per_s for device in shape.devices)
+            forward, backward = forward + head_s, backward + 2.0 * head_s
+        return forward, backward
 
     def _stage_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool, length: int,

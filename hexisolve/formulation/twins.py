@@ -33,6 +33,8 @@ class Twins:
                 prices.setdefault(
                     table.time_s[:, column].tobytes()
                     + table.total_s[:, column].tobytes()
+                    + table.forward_s[:, column].tobytes()
+                    + table.backward_s[:, column].tobytes()
                     + table.finish_s[column].tobytes()
                     + table.entry_s[column].tobytes(),
                     len(prices),

@@ -16,7 +16,12 @@ from itertools import product
 from math import comb
 
 from hexisolve.data.instance import Instance
-from hexisolve.formulation.pipeline_table import Choice, Configuration, PipelineTable
+from hexisolve.formulation.pipeline_table import (
+    Choice,
+    Configuration,
+    PipelineTable,
+    StageSeconds,
+)
 from hexisolve.formulation.relaxed_table import RelaxedProblem
 from hexisolve.formulation.work import layer_load
 from hexisolve.plan.plan import HeadGroup, Plan, Policy, Stage
@@ -337,7 +342,7 @@ class Closer:
         return float(table.time_s[place]), float(table.total_s[place])
 
     def _value_s(self, configuration: Configuration, seconds: list[tuple[float, float]]) -> float:
-        return self.relaxed.table.value_of(configuration, seconds)
+        return self.relaxed.table.value_of(configuration, [StageSeconds(*own) for own in seconds])
 
 
 def _larger(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

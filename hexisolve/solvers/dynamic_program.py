@@ -1,25 +1,18 @@
 """The dynamic program: second exact method for the relaxed layout problem, and its proofs.
 
-Fix a step time T and ask whether any configuration keeps F1 and F2. Stages are placed from the
-last one. A label of (stages placed, units used, layers covered) is the pair
-
-    X   sum of t + x of the stages placed (wanted small: F2)
-    D   how much the stages still to come may take together (wanted large: F1, F2)
-
-and placing a stage of t seconds in front gives X + t + x and
-``min(D - t, T - n t - f, T - (1 + k) X - (n - k j) t - f) - x``. Labels are kept in buckets of X;
-a bucket keeps its least X and its largest D, even if of different labels. That only adds
-configurations, so "no label is left" proves ``step > T``. More buckets make it tighter.
+Stages are placed from the last one; labels (`hexisolve.solvers.labels`) of (stages placed, units
+used, layers covered) carry S, M and f. Where a place has too many labels, neighbours are merged
+into one that is better than each of them: fast, and still a bound. Rounds with more and more labels
+per place close what merging left open.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from hexisolve.formulation.pipeline_table import (
     Choice,
@@ -31,9 +24,10 @@ from hexisolve.formulation.pipeline_table import (
     usage_states,
 )
 from hexisolve.formulation.twins import Twins
+from hexisolve.solvers.labels import Labels, first_label, joined, merged, undominated
 
-_MAX_BUCKETS = 64
-_FIRST_STRIDE = 0.03
+_LABELS_PER_PLACE = (4, 32, 256, 2048)
+_NUM_REPORTED = 24  # configurations told of in every round
 
 
 @dataclass(frozen=True)
@@ -58,41 +52,41 @@ class RelaxedOptimum:
     is_complete: bool
 
 
-@dataclass(frozen=True, eq=False)
-class _Front:
-    """Labels after some stages, ``[state, layers covered, bucket]``; D below 0: no label."""
+@dataclass(frozen=True)
+class _Round:
+    """What one round gave: the least step of a label, and whether labels were merged."""
 
-    behind: FloatArray
-    room: FloatArray
+    least_s: float
+    is_merged: bool
+    is_late: bool
+    configurations: tuple[Configuration, ...]
 
 
-class _Paths:
-    """Which configurations of a table can keep a step time."""
+class _Graph:
+    """States of use of a table and how columns lead from one to the next."""
 
-    def __init__(self, table: PipelineTable, num_stages: int | None) -> None:
+    def __init__(self, table: PipelineTable) -> None:
         self.table = table
-        self.num_layers = table.num_layers
         self.twins = Twins(table)
         every = usage_states(table.available)
         strides = state_strides(table.available)
         kept = (self.twins.canonical(every) == every).all(axis=1)
         numbers = np.cumsum(kept) - 1
         self.states = every[kept]
-        fits = (self.states[:, None, :] + table.units[None, :, :] <= np.array(table.available)).all(
-            axis=2
-        )
-        sources, columns = np.nonzero(fits)
-        reached = self.twins.canonical(self.states[sources] + table.units[columns])
-        targets = numbers[reached @ strides]
-        # Of ways with equal ends and prices one is enough.
-        ways = np.stack([targets, sources, self.twins.price_ids[columns]], axis=1)
-        _, first = np.unique(ways, axis=0, return_index=True)
-        self.sources: IntArray = sources[first]
-        self.columns: IntArray = columns[first]
-        self.targets: IntArray = targets[first]
-        self.stage_counts = range(
-            *((1, table.max_stages + 1) if num_stages is None else (num_stages, num_stages + 1))
-        )
+        room = np.array(table.available)
+        # [column][state] state after the column is taken; -1 where it does not fit.
+        self.targets: dict[int, IntArray] = {}
+        seen: set[bytes] = set()
+        for column in range(table.num_columns):
+            after = self.states + table.units[column]
+            fits = (after <= room).all(axis=1)
+            target = np.full(len(self.states), -1, dtype=np.int64)
+            target[fits] = numbers[self.twins.canonical(after[fits]) @ strides]
+            # Of columns with equal ends and prices one is enough.
+            key = target.tobytes() + self.twins.price_ids[column].tobytes()
+            if key not in seen:
+                seen.add(key)
+                self.targets[column] = target
         self.rest = self._rest()
 
     def _rest(self) -> FloatArray:
@@ -100,7 +94,7 @@ class _Paths:
 
         The best column that fits into the units left, at its least seconds per layer.
         """
-        table, num_layers = self.table, self.num_layers
+        table, num_layers = self.table, self.table.num_layers
         layers = np.maximum(np.arange(num_layers + 1), 1)
         per_layer = (table.time_s / layers).min(axis=(0, 2, 3))
         left = np.array(table.available) - self.states
@@ -111,152 +105,127 @@ class _Paths:
             rest = best[:, None] * missing[None, :] * (1 - 1e-12)
         return np.where(missing[None, :] == 0, 0.0, rest)
 
-    def within(self, step_s: float, num_buckets: int) -> Configuration | None:
-        """A configuration that may keep `step_s`; None proves that there is none."""
-        shape = (len(self.states), self.num_layers + 1, num_buckets)
-        front = _Front(np.full(shape, np.inf), np.full(shape, -np.inf))
-        front.behind[0, 0, 0], front.room[0, 0, 0] = 0.0, step_s
-        fronts = [front]
-        for j in range(self.stage_counts.stop - 1):
-            allowed = self._allowed(j, step_s)
-            front, is_whole = self._extend(front, allowed, j, step_s)
-            if is_whole and j + 1 in self.stage_counts:
-                return self._trace(fronts, j, step_s)
-            fronts.append(front)
-            if (front.room < 0).all():
-                break
-        return None
-
-    def _allowed(self, j: int, step_s: float) -> FloatArray:
-        """Seconds of the stages that keep F1 on their own, infinite elsewhere."""
+    def capacity(self, limit_s: float) -> FloatArray:
+        """``[state]`` most layers that the units left carry when no stage alone exceeds a step."""
         table = self.table
-        fits = table.total_s[j] + table.finish_s <= step_s
-        return np.where(fits, table.time_s[j], np.inf)
+        alone = (table.total_s + table.finish_s[None]).min(axis=0)
+        layers = np.arange(table.num_layers + 1)
+        most = np.where(alone < limit_s, layers, 0).max(axis=(1, 2))
+        capacity = np.zeros(len(self.states))
+        for _ in range(table.max_stages):
+            before = capacity.copy()
+            for column, target in self.targets.items():
+                fits = target >= 0
+                gained = most[column] + before[target[fits]]
+                capacity[fits] = np.maximum(capacity[fits], gained)
+            if (capacity == before).all():
+                break
+        return capacity
 
-    def _step(
-        self, front: _Front, sources: IntArray, columns: IntArray, seconds: FloatArray, j: int,
-        layers: int, step_s: float, span: slice,
-    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-        """X and D after stages of `layers` layers are placed before labels, entries left out.
 
-        Arrays are ``[pair, layers after (of the span), bucket]``.
-        """
-        table, n = self.table, self.table.num_chunks
-        behind = front.behind[sources, span]
-        room = front.room[sources, span]
-        own = seconds[:, :, None]
-        limit = step_s - table.finish_s[columns, span, layers][:, :, None]
-        room = np.minimum(room - own, limit - table.total_s[j, columns, span, layers][:, :, None])
-        loops = table.loops(j)
-        for k in loops:
-            room = np.minimum(room, limit - (1 + k) * behind - (n - k * j) * own)
-        if j and not loops:
-            room = np.minimum(room, limit - behind - own)
-        room[~(room >= 0)] = -np.inf
-        return behind + own, room
+class _Rounds:
+    """Rounds of the dynamic program over one table."""
 
-    def _extend(
-        self, front: _Front, allowed: FloatArray, j: int, step_s: float
-    ) -> tuple[_Front, bool]:
-        """Place one more stage; also whether it can be the first stage of a whole pipeline."""
-        table, num_layers = self.table, self.num_layers
-        following = _Front(np.full_like(front.behind, np.inf), np.full_like(front.room, -np.inf))
-        is_whole = False
-        has_label: npt.NDArray[np.bool_] = np.any(front.room >= 0, axis=2)
-        covered = np.flatnonzero(has_label.any(axis=0))
-        if not len(covered):
-            return following, False
-        possible = np.isfinite(allowed.min(axis=(1, 2)))
-        states_used: npt.NDArray[np.bool_] = np.any(has_label, axis=1)
-        use = states_used[self.sources] & possible[self.columns]
-        sources, columns, targets = self.sources[use], self.columns[use], self.targets[use]
-        for layers in range(1, num_layers + 1 - int(covered[0])):
-            span = slice(int(covered[0]), min(int(covered[-1]) + 1, num_layers + 1 - layers))
-            by_column = allowed[:, span, layers]
-            usable = np.isfinite(by_column.min(axis=1))[columns]
-            if not usable.any():
+    def __init__(self, table: PipelineTable, num_stages: int | None, deadline: float) -> None:
+        self.table, self.deadline = table, deadline
+        self.num_stages = num_stages
+        self.graph = _Graph(table)
+
+    def run(self, limit_s: float, most: int) -> _Round:
+        """Place stages as long as a label stays below `limit_s`."""
+        num_layers = self.table.num_layers
+        capacity = self.graph.capacity(limit_s)
+        levels = [first_label()]
+        whole: list[tuple[float, int, int]] = []
+        is_merged = False
+        last = self.table.max_stages if self.num_stages is None else self.num_stages
+        for j in range(last):
+            parts = []
+            for part in self._extended(levels[-1], j, limit_s, capacity):
+                if part is None:
+                    open_s = min(self._least(levels[-1]), *(s for s, _, _ in whole), np.inf)
+                    return _Round(open_s, True, True, self._traced(levels, whole))
+                parts.append(part)
+            found = joined(parts)
+            is_whole = found.covered == num_layers
+            ends = found.take(np.flatnonzero(is_whole))
+            best = np.argsort(ends.step_s, kind="stable")[:_NUM_REPORTED]
+            found = undominated(found.take(np.flatnonzero(~is_whole)), num_layers)
+            found, some = merged(found, num_layers, most)
+            is_merged |= some
+            levels.append(joined([found, ends.take(best)]))
+            if self.num_stages in (None, j + 1):
+                whole += [
+                    (float(step_s), j + 1, len(found) + position)
+                    for position, step_s in enumerate(ends.step_s[best].tolist())
+                ]
+            if not len(found):
+                break
+            levels[-1] = joined([found, ends.take(best)])
+        least = min([limit_s, *(step_s for step_s, _, _ in whole)])
+        return _Round(least, is_merged, False, self._traced(levels, whole))
+
+    def _least(self, labels: Labels) -> float:
+        """No completion of these labels is below."""
+        rest = self.graph.rest[labels.state, labels.covered]
+        return float((labels.step_s + rest).min(initial=np.inf))
+
+    def _extended(
+        self, labels: Labels, j: int, limit_s: float, capacity: FloatArray
+    ) -> Iterator[Labels | None]:
+        """Labels with one stage more, column by column; None when time is up."""
+        table, num_layers = self.table, self.table.num_layers
+        is_open = labels.covered < num_layers
+        for column, target in self.graph.targets.items():
+            if time.monotonic() > self.deadline:
+                yield None
+                return
+            alone = table.total_s[j, column] + table.finish_s[column]
+            possible = alone < limit_s
+            if not possible.any():
                 continue
-            own_columns, own_targets = columns[usable], targets[usable]
-            behind, room = self._step(
-                front, sources[usable], own_columns, by_column[own_columns], j, layers, step_s, span
-            )
-            if span.stop == num_layers + 1 - layers:
-                is_whole = is_whole or bool((room[:, -1] >= 0).any())
-                behind, room = behind[:, :-1], room[:, :-1]
-            if not room.shape[1]:
+            usable = is_open & (target[labels.state] >= 0) & possible.any(axis=1)[labels.covered]
+            rows = np.flatnonzero(usable)
+            if not len(rows):
                 continue
-            entry = table.entry_s[own_columns][:, None, None]
-            behind, room = behind + entry, room - entry
-            place = span.start + layers
-            rest = self.rest[own_targets, place : place + room.shape[1]][:, :, None]
-            lost = room < rest
-            room[lost] = -np.inf
-            behind[lost] = np.inf
-            _collect(following, own_targets, place, behind, room, step_s)
-        return following, is_whole
+            row, layers = np.nonzero(possible[labels.covered[rows]])
+            rows = rows[row]
+            covered = labels.covered[rows]
+            place = (j, column, covered, layers)
+            own, behind = table.time_s[place], labels.seconds[rows]
+            extra = table.extra_s(place, behind)
+            worst = np.maximum(labels.worst[rows], extra)
+            finish = np.maximum(labels.finish[rows], table.finish_s[column, covered, layers])
+            covered = covered + layers
+            seconds = behind + own
+            seconds = seconds + np.where(covered < num_layers, table.entry_s[column], 0.0)
+            state = target[labels.state[rows]]
+            step_s = seconds + worst + finish + self.graph.rest[state, covered]
+            stays = (step_s < limit_s) & (num_layers - covered <= capacity[state])
+            if self.num_stages is not None:
+                stays &= (covered == num_layers) == (j + 1 == self.num_stages)
+            kept = np.flatnonzero(stays)
+            if len(kept):
+                yield Labels(
+                    state[kept], covered[kept], seconds[kept], worst[kept], finish[kept],
+                    rows[kept], np.full(len(kept), column), layers[kept],
+                )  # fmt: skip
 
-    def _trace(self, fronts: list[_Front], last: int, step_s: float) -> Configuration:
-        """Walk back from the first stage to the last along the largest D."""
-        table, num_layers = self.table, self.num_layers
-        chosen: list[Choice] = []
-        state, covered, bucket = -1, num_layers, -1
-        num_buckets = fronts[0].room.shape[2]
-        for j in range(last, -1, -1):
-            pairs = (
-                np.arange(len(self.sources)) if state < 0 else np.flatnonzero(self.targets == state)
-            )
-            sources, columns = self.sources[pairs], self.columns[pairs]
-            allowed = self._allowed(j, step_s)
-            best, found = -np.inf, None
-            for layers in range(1, covered + 1):
-                after = covered - layers
-                span = slice(after, after + 1)
-                seconds = allowed[columns, span, layers]
-                behind, room = self._step(
-                    fronts[j], sources, columns, seconds, j, layers, step_s, span
-                )
-                behind, room = behind[:, 0], room[:, 0]
-                if chosen:
-                    entry = table.entry_s[columns][:, None]
-                    behind, room = behind + entry, room - entry
-                    room = np.where(_bucket(behind, step_s, num_buckets) == bucket, room, -np.inf)
-                if room.size and room.max() > best:
-                    best = float(room.max())
-                    pair, before = np.unravel_index(int(room.argmax()), room.shape)
-                    found = (int(columns[pair]), layers, int(sources[pair]), int(before))
-            assert found is not None, "a label has no way back"
-            column, layers, state, bucket = found
-            chosen.append(Choice(column, num_layers - covered, layers))
-            covered -= layers
-        return self.twins.assign(tuple(chosen))
-
-
-def _bucket(behind: FloatArray, step_s: float, num_buckets: int) -> IntArray:
-    """Bucket of X; X never exceeds T."""
-    scaled = np.where(np.isfinite(behind), behind, 0.0) * (num_buckets / step_s)
-    return np.minimum(scaled.astype(np.int64), num_buckets - 1)
-
-
-def _collect(
-    following: _Front, targets: IntArray, place: int, behind: FloatArray, room: FloatArray,
-    step_s: float,
-) -> None:  # fmt: skip
-    """Keep the least X and the largest D of every bucket; arrays start at `place` layers."""
-    num_buckets = following.room.shape[2]
-    if num_buckets == 1:
-        starts = np.flatnonzero(np.r_[True, targets[1:] != targets[:-1]])
-        span = (targets[starts], slice(place, place + room.shape[1]), 0)
-        least = np.minimum.reduceat(behind[:, :, 0], starts, axis=0)
-        most = np.maximum.reduceat(room[:, :, 0], starts, axis=0)
-        following.behind[span] = np.minimum(following.behind[span], least)
-        following.room[span] = np.maximum(following.room[span], most)
-        return
-    pair, after, before = np.nonzero(room >= 0)
-    values, rooms = behind[pair, after, before], room[pair, after, before]
-    flat = (targets[pair] * following.room.shape[1] + after + place) * num_buckets
-    flat = flat + _bucket(values, step_s, num_buckets)
-    np.minimum.at(following.behind.reshape(-1), flat, values)
-    np.maximum.at(following.room.reshape(-1), flat, rooms)
+    def _traced(
+        self, levels: list[Labels], whole: list[tuple[float, int, int]]
+    ) -> tuple[Configuration, ...]:
+        """The configurations behind the best labels of whole pipelines, each once."""
+        found: dict[Configuration, None] = {}
+        for _, level, position in sorted(whole)[:_NUM_REPORTED]:
+            chosen = []
+            for number in range(level, 0, -1):
+                labels = levels[number]
+                column, layers = int(labels.column[position]), int(labels.layers[position])
+                first = self.table.num_layers - int(labels.covered[position])
+                chosen.append(Choice(column, first, layers))
+                position = int(labels.parent[position])
+            found[self.graph.twins.assign(tuple(chosen))] = None
+        return tuple(found)
 
 
 def solve_relaxed(
@@ -267,7 +236,7 @@ def solve_relaxed(
     num_stages: int | None = None,
     deadline: float = np.inf,
     floor_s: float = 0.0,
-    max_buckets: int = _MAX_BUCKETS,
+    most_labels: int = _LABELS_PER_PLACE[-1],
     on_configuration: Callable[[Configuration, float], None] | None = None,
 ) -> RelaxedOptimum:
     """Minimise F1 and F2 over all configurations of a table.
@@ -286,106 +255,30 @@ def solve_relaxed(
         `time.monotonic` after which the search stops with what is proved.
     floor_s
         A bound known beforehand.
-    max_buckets
-        How finely labels are kept apart at most.
+    most_labels
+        Labels per place in the last round.
     on_configuration
         Called with every configuration met and its relaxed value.
-
-    Notes
-    -----
-    The label rows know only their own f_j. So the range of f is halved until the optimum is met:
-    in one part stages with f_j above it are left out, and f is at least its lower end.
     """
     best: Configuration | None = None
-    value = cutoff_s
+    value, bound = cutoff_s, floor_s
     if not table.num_columns or not np.isfinite(table.time_s).any():
         return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
-    alone = (table.total_s + table.finish_s).min(axis=0)
-    finishes = np.unique(table.finish_s[alone <= cutoff_s])
-    if not len(finishes):
-        return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
-    # Parts of the range of f still open: (bound, first, last value of it).
-    parts = [(max(floor_s, float(alone.min())), 0, len(finishes) - 1)]
-    closed = np.inf
-    while parts:
-        parts.sort()
-        bound, first, last = parts[0]
-        if bound >= value * (1 - relative_gap) or time.monotonic() > deadline:
+    rounds = _Rounds(table, num_stages, deadline)
+    for most in (count for count in _LABELS_PER_PLACE if count <= most_labels):
+        if bound >= value * (1 - relative_gap) and best is not None:
             break
-        del parts[0]
-        part = _part(table, float(finishes[first]), float(finishes[last]))
-        optimum = _solve_part(
-            table, part, value, relative_gap, num_stages, deadline, bound, max_buckets,
-            on_configuration,
-        )  # fmt: skip
-        if optimum.configuration is not None:
-            best, value = optimum.configuration, optimum.value_s
-        if first == last or optimum.bound_s >= value * (1 - relative_gap):
-            closed = min(closed, optimum.bound_s)
-            continue
-        middle = int(np.searchsorted(finishes, (finishes[first] + finishes[last]) / 2, "right"))
-        middle = min(max(middle, first + 1), last)
-        parts += [(optimum.bound_s, first, middle - 1), (optimum.bound_s, middle, last)]
-    bound = min([closed, value, *(part[0] for part in parts)])
-    return RelaxedOptimum(best, value, bound, bound >= value * (1 - relative_gap))
-
-
-def _part(table: PipelineTable, low: float, high: float) -> PipelineTable:
-    """The table where f lies in a range."""
-    allowed = table.finish_s <= high
-    return replace(
-        table,
-        time_s=np.where(allowed[None], table.time_s, np.inf),
-        total_s=np.where(allowed[None], table.total_s, np.inf),
-        finish_s=np.where(allowed, np.maximum(table.finish_s, low), np.inf),
-    )
-
-
-def _solve_part(
-    table: PipelineTable,
-    part: PipelineTable,
-    cutoff_s: float,
-    relative_gap: float,
-    num_stages: int | None,
-    deadline: float,
-    floor_s: float,
-    max_buckets: int,
-    on_configuration: Callable[[Configuration, float], None] | None,
-) -> RelaxedOptimum:
-    """Minimise over one part of the range of f; values are those of the whole table."""
-    best: Configuration | None = None
-    value, bound = cutoff_s, floor_s
-    if not np.isfinite(part.time_s).any():
-        return RelaxedOptimum(None, cutoff_s, cutoff_s, True)
-    paths = _Paths(part, num_stages)
-    num_buckets = 1
-    while num_buckets <= max_buckets:
-        # Below `open_s` nothing was refuted with so many buckets: labels were merged too much.
-        open_s = np.nextafter(value, 0.0) if best is None else value
-        stride = _FIRST_STRIDE
-        is_first = best is None
-        while bound < min(open_s, value) * (1 - relative_gap):
-            if time.monotonic() > deadline:
-                return RelaxedOptimum(best, value, min(bound, value), False)
-            high = min(open_s, value)
-            step_s = high
-            if not is_first:
-                # Near the top first; further down each time that a step is kept.
-                step_s = max((bound + high) / 2, high * (1 - stride))
-                step_s = min(step_s, high * (1 - relative_gap / 2))
-            met = paths.within(step_s, num_buckets)
-            if met is None:
-                bound = value if is_first else step_s
-                continue
-            is_first = False
-            open_s = step_s
-            stride *= 2
-            found = table.value_s(met)
+        # Without a configuration the whole range below the cutoff is in question.
+        limit_s = value if best is None else value * (1 - relative_gap)
+        outcome = rounds.run(limit_s, most)
+        bound = max(bound, min(outcome.least_s, value))
+        for configuration in outcome.configurations:
+            found = table.value_s(configuration)
             if on_configuration is not None:
-                on_configuration(met, found)
+                on_configuration(configuration, found)
             if found < value:
-                best, value = met, found
-        if bound >= value * (1 - relative_gap):
-            return RelaxedOptimum(best, value, min(bound, value), True)
-        num_buckets *= 4
-    return RelaxedOptimum(best, value, min(bound, value), False)
+                best, value = configuration, found
+        if outcome.is_late or not outcome.is_merged:
+            break
+    bound = min(bound, value)
+    return RelaxedOptimum(best, value, bound, bound >= value * (1 - relative_gap))

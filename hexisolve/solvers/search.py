@@ -125,20 +125,20 @@ class Search:
         self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
         if is_small and relaxed.columns and can_close(relaxed):
             # A bound first, in case the enumeration does not end in time.
-            self._prove(relaxed, self._time_left(0.2), max_buckets=1)
+            self._prove(relaxed, self._time_left(0.2), most_labels=256)
             if not (self.is_closed or self.is_refuted):
                 self._close(relaxed)
             return
         if self.plan is None:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
-        self._prove(relaxed, self._time_left(0.2), max_buckets=1)
+        self._prove(relaxed, self._time_left(0.2), most_labels=256)
         for share in (0.3, 0.4, 0.5):
             if self.is_closed or self.is_refuted:
                 return
             self._plans(relaxed, self._next_units(relaxed, wanted), share)
             relaxed = self._sharpen(relaxed, self._time_left(0.6))
         if not self.is_closed:
-            self._prove(relaxed, self.part_deadline, max_buckets=16)
+            self._prove(relaxed, self.part_deadline, most_labels=2048)
 
     def _sharpen(self, relaxed: RelaxedProblem, deadline: float) -> RelaxedProblem:
         """Raise the bound: sharpen the columns of the relaxed optimum until it uses none other."""
@@ -154,7 +154,7 @@ class Search:
                 break
             relaxed = self.relaxed = sharper
             self._met = {}
-            self._prove(relaxed, max(deadline, time.monotonic() + 0.3), max_buckets=1)
+            self._prove(relaxed, max(deadline, time.monotonic() + 0.3), most_labels=256)
             if time.monotonic() > deadline:
                 break
         return relaxed
@@ -273,7 +273,7 @@ class Search:
             self._rings[devices] = known
         return known
 
-    def _prove(self, relaxed: RelaxedProblem, deadline: float, max_buckets: int) -> None:
+    def _prove(self, relaxed: RelaxedProblem, deadline: float, most_labels: int) -> None:
         """Bound from the relaxed problem, or proof that there is no plan."""
         cutoff = self.value_s if self.plan is not None else self._worst_s(relaxed)
         if self.backend == "cp-sat" and self._prove_by_program(relaxed, cutoff, deadline):
@@ -290,7 +290,7 @@ class Search:
             num_stages=self.num_stages,
             deadline=deadline,
             floor_s=self._part_bounds[self.part],
-            max_buckets=max_buckets,
+            most_labels=most_labels,
             on_configuration=remember,
         )
         if optimum.is_complete and optimum.configuration is None and self.plan is None:

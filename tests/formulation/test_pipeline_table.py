@@ -12,8 +12,11 @@ def one_stage_per_column(forward, backward, there, back, num_chunks: int) -> Pip
     """Stage p is column p with one layer."""
     num_stages = len(forward)
     time_s = np.full((num_stages, num_stages, num_stages + 1, num_stages + 1), np.inf)
+    forward_s, backward_s = np.zeros_like(time_s), np.zeros_like(time_s)
     for p in range(num_stages):
-        time_s[num_stages - 1 - p, p, num_stages - 1 - p, 1] = forward[p] + backward[p]
+        place = (num_stages - 1 - p, p, num_stages - 1 - p, 1)
+        time_s[place] = forward[p] + backward[p]
+        forward_s[place], backward_s[place] = forward[p], backward[p]
     return PipelineTable(
         available=(1,) * num_stages,
         units=np.eye(num_stages, dtype=np.int64),
@@ -22,6 +25,8 @@ def one_stage_per_column(forward, backward, there, back, num_chunks: int) -> Pip
         finish_s=np.zeros((num_stages, num_stages + 1, num_stages + 1)),
         num_chunks=num_chunks,
         total_s=num_chunks * time_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
     )
 
 
@@ -34,7 +39,7 @@ def longest_path_s(forward, backward, there, back, num_chunks: int) -> float:
     return step_length_s(schedule, *spread).makespan_s
 
 
-def test_f1_and_f2_never_exceed_the_longest_path() -> None:
+def test_rows_never_exceed_the_longest_path() -> None:
     rng = np.random.default_rng(1)
     shares = []
     for _ in range(1500):
@@ -47,7 +52,7 @@ def test_f1_and_f2_never_exceed_the_longest_path() -> None:
         truth = longest_path_s(forward, backward, there, back, num_chunks)
         assert value <= truth * (1 + 1e-12)
         shares.append(value / truth)
-    assert np.median(shares) > 0.98
+    assert np.median(shares) > 0.995
 
 
 def test_equal_stages_and_chunks_are_exact() -> None:

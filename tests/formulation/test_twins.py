@@ -24,6 +24,8 @@ def symmetric_table(seed: int) -> PipelineTable:
         finish_s=table.finish_s[source],
         num_chunks=table.num_chunks,
         total_s=table.total_s[:, source],
+        forward_s=table.forward_s[:, source],
+        backward_s=table.backward_s[:, source],
     )
 
 
