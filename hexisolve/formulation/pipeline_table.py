@@ -2,27 +2,23 @@
 
 A *column* is a kind of stage: how many units of each class it takes, and its ZeRO mode. Stages are
 counted from the end: j stages come after a stage, so ``min(n, j + 1)`` chunks are in flight in it.
-With t_j = F + B of a chunk, x_j the two transfers into stage j (0 for the first stage),
-``X_j = sum_{i<j} (t_i + x_i)`` the round trip behind a stage and ``S = sum (t_i + x_i)``, every
-1F1B schedule of n equal chunks takes at least (docs/formulation.md, equations F1 and F2)
-
-    S - X_j + (n - 1) t_j + f                                                (F1)
-    S + k X_j + (n - 1 - k j) t_j + f    for 1 <= k <= (n - 1) / (j + 1)     (F2)
-    S + (n - 1) t_j - min(j, n - 1) p_j + f          for p_j = F_j and B_j   (F3)
-
-where ``f = max_j f_j`` and f_j is what stage j alone adds after the pipeline: gradient
-synchronisation and optimizer. F2 is linear in k, so its two ends are enough. F and B are known
-from below only, so the largest F in F3 is t less the least B.
+With t_j = F + B of a chunk, x_j the two transfers into stage j (0 for the first stage) and
+``S = sum (t_j + x_j)``, a step of n chunks takes at least S, plus the most that a row of one stage
+adds (`hexisolve.formulation.pipeline_rows`), plus ``f = max_j f_j``; f_j is what stage j alone
+adds after the pipeline: gradient synchronisation and optimizer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from hexisolve.formulation.pipeline_rows import extra_s, nothing_behind
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -119,46 +115,19 @@ class PipelineTable:
 
     def value_of(self, configuration: Configuration, seconds: Sequence[StageSeconds]) -> float:
         """The same for other seconds of the stages, in order."""
-        behind, worst, finish = 0.0, 0.0, 0.0
+        behind, worst, finish = nothing_behind(), 0.0, 0.0
+        if not np.isfinite([own.time_s for own in seconds]).all():
+            return math.inf
         after = 0
-        for j, choice in enumerate(reversed(configuration)):
-            own = seconds[len(seconds) - 1 - j]
+        for choice, own in zip(reversed(configuration), reversed(seconds), strict=True):
             finish = max(finish, float(self.finish_s[choice.column, after, choice.num_layers]))
-            worst = max([worst, *self._rows(j, behind, *own)])
+            time_s, total_s, forward_s, backward_s = (np.array([value]) for value in own)
+            row = extra_s(self.num_chunks, behind, time_s, total_s, forward_s, backward_s)
+            worst = max(worst, float(row[0]))
             after += choice.num_layers
-            behind += own.time_s
-            if after < self.num_layers:
-                behind += float(self.entry_s[choice.column])
-        return behind + worst + finish
-
-    def extra_s(self, place: tuple[int, int, IntArray, IntArray], behind: FloatArray) -> FloatArray:
-        """What F1 and F2 of stages add to the sum S over all stages; 0 where nothing.
-
-        Parameters
-        ----------
-        place
-            ``(j, column, layers after, layers)``, the last two arrays.
-        behind
-            X_j of each.
-        """
-        arrays = (self.time_s, self.total_s, self.forward_s, self.backward_s)
-        rows = self._rows(place[0], behind, *(values[place] for values in arrays))
-        extra: FloatArray = np.zeros_like(behind)
-        for row in rows:
-            extra = np.maximum(extra, row)
-        return extra
-
-    def _rows(
-        self, j: int, behind: Any, own: Any, total: Any, forward: Any, backward: Any
-    ) -> list[Any]:
-        """F1, F2 and F3 of a stage less S."""
-        n = self.num_chunks
-        rows = [total - own - behind]
-        rows += [k * behind + (n - 1 - k * j) * own for k in self.loops(j)]
-        if j:
-            warm_up = min(j, n - 1)
-            rows += [(n - 1) * own - warm_up * (own - least) for least in (backward, forward)]
-        return rows
+            entry = self.entry_s[[choice.column]] if after < self.num_layers else np.zeros(1)
+            behind = behind.with_stage(time_s, forward_s, backward_s, entry)
+        return float(behind.seconds[0]) + worst + finish
 
     def reduced(self) -> tuple[PipelineTable, IntArray]:
         """The table without columns that another one never loses to, and the columns it kept.

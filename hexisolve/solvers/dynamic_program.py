@@ -1,7 +1,7 @@
 """The dynamic program: second exact method for the relaxed layout problem, and its proofs.
 
 Stages are placed from the last one; labels (`hexisolve.solvers.labels`) of (stages placed, units
-used, layers covered) carry S, M and f. Where a place has too many labels, neighbours are merged
+used, layers covered) carry what later rows need. Where a place has too many labels, neighbours are merged
 into one that is better than each of them: fast, and still a bound. Rounds with more and more labels
 per place close what merging left open.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hexisolve.formulation.pipeline_rows import extra_s
 from hexisolve.formulation.pipeline_table import (
     Choice,
     Configuration,
@@ -192,13 +193,18 @@ class _Rounds:
             rows = rows[row]
             covered = labels.covered[rows]
             place = (j, column, covered, layers)
-            own, behind = table.time_s[place], labels.seconds[rows]
-            extra = table.extra_s(place, behind)
+            own, forward, backward = (
+                values[place] for values in (table.time_s, table.forward_s, table.backward_s)
+            )
+            behind = labels.behind.take(rows)
+            extra = extra_s(
+                table.num_chunks, behind, own, table.total_s[place], forward, backward
+            )
             worst = np.maximum(labels.worst[rows], extra)
             finish = np.maximum(labels.finish[rows], table.finish_s[column, covered, layers])
             covered = covered + layers
-            seconds = behind + own
-            seconds = seconds + np.where(covered < num_layers, table.entry_s[column], 0.0)
+            entry = np.where(covered < num_layers, table.entry_s[column], 0.0)
+            seconds = behind.seconds + own + entry
             state = target[labels.state[rows]]
             step_s = seconds + worst + finish + self.graph.rest[state, covered]
             stays = (step_s < limit_s) & (num_layers - covered <= capacity[state])
@@ -206,9 +212,12 @@ class _Rounds:
                 stays &= (covered == num_layers) == (j + 1 == self.num_stages)
             kept = np.flatnonzero(stays)
             if len(kept):
+                behind = behind.take(kept).with_stage(
+                    own[kept], forward[kept], backward[kept], entry[kept]
+                )
                 yield Labels(
-                    state[kept], covered[kept], seconds[kept], worst[kept], finish[kept],
-                    rows[kept], np.full(len(kept), column), layers[kept],
+                    state[kept], covered[kept], behind, worst[kept], finish[kept], rows[kept],
+                    np.full(len(kept), column), layers[kept],
                 )  # fmt: skip
 
     def _traced(
@@ -239,7 +248,7 @@ def solve_relaxed(
     most_labels: int = _LABELS_PER_PLACE[-1],
     on_configuration: Callable[[Configuration, float], None] | None = None,
 ) -> RelaxedOptimum:
-    """Minimise F1 and F2 over all configurations of a table.
+    """Minimise the relaxed step time over all configurations of a table.
 
     Parameters
     ----------

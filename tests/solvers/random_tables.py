@@ -23,6 +23,7 @@ def random_table(
                 prices[rng.random(num_columns) < 0.2] = np.inf
                 time_s[j, :, after, layers] = prices
     num_chunks = int(rng.integers(1, 7))
+    known_s = np.where(np.isfinite(time_s), time_s, 0.0)
     forward = rng.uniform(0.1, 0.5, (num_columns, 1, 1))
     return PipelineTable(
         available=classes,
@@ -32,8 +33,8 @@ def random_table(
         finish_s=rng.uniform(0, 0.5, (num_columns, num_layers + 1, num_layers + 1)),
         num_chunks=num_chunks,
         total_s=num_chunks * time_s,
-        forward_s=forward * time_s,
-        backward_s=(0.8 - forward) * time_s,
+        forward_s=forward * known_s,
+        backward_s=(0.8 - forward) * known_s,
     )
 
 
