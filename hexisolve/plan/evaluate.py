@@ -23,9 +23,9 @@ from hexisolve.plan.evaluation import (
 )
 from hexisolve.plan.offload import offload_s
 from hexisolve.plan.plan import Pipeline, Plan, Replica
-from hexisolve.plan.price_book import PriceBook, price_book
+from hexisolve.plan.price_book import PriceBook, add_edges, price_book
 from hexisolve.plan.schedule import parse_operation
-from hexisolve.plan.stage_price import StagePrice, add_edges, stage_price
+from hexisolve.plan.stage_price import StagePrice, stage_price
 from hexisolve.plan.step_memory import chunk_memories
 from hexisolve.plan.synchronise import step_end
 from hexisolve.plan.tokens import chunk_shape

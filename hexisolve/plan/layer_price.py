@@ -157,10 +157,14 @@ class LayerWork:
             return 0.0
         return self.post_share if policy == "mlp" else 1.0
 
-    def exchanges(self, policy: Policy) -> tuple[Exchange, ...]:
-        """Every exchange of a forward and a backward pass, repeated ones included."""
-        done = [self.before, self.after, self.before_back, self.after_back]
-        done += [self.ring_forward, self.ring_backward]
+    @property
+    def forward_exchanges(self) -> tuple[Exchange, ...]:
+        """Every exchange of a forward pass."""
+        return self.before, self.after, self.ring_forward
+
+    def backward_exchanges(self, policy: Policy) -> tuple[Exchange, ...]:
+        """Every exchange of a backward pass, repeated ones included."""
+        done = [self.before_back, self.after_back, self.ring_backward]
         if policy in ("layer", "full"):
             done += [self.before, self.after]
         if policy == "full":

@@ -34,6 +34,12 @@ class Exchange(NamedTuple):
 NO_EXCHANGE = Exchange(0.0, {})
 
 
+def add_edges(total: dict[Edge, float], exchange: Exchange, times: float = 1.0) -> None:
+    """Add the bytes of an exchange, `times` over, to `total`."""
+    for edge, num_bytes in exchange.edges.items():
+        total[edge] = total.get(edge, 0.0) + times * num_bytes
+
+
 @dataclass
 class PriceBook:
     """What `evaluate` remembers about one instance."""

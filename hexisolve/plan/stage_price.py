@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hexisolve.cost.collectives import (
-    gather_bytes,
-    reduce_scatter_bytes,
-    ring_traffic,
-    shares_of,
-)
 from hexisolve.cost.flop import (
     attention_backward_flop,
     attention_forward_flop,
     dense_forward_flop,
     head_forward_flop,
 )
-from hexisolve.cost.layer_time import chain_s
 from hexisolve.data.cluster import Edge
 from hexisolve.data.instance import Instance
+from hexisolve.plan.gathered_chain import ChainBlock, Pass, chained_s
 from hexisolve.plan.layer_price import LayerPrice, LayerWork, PerRank, Rates, layer_work
 from hexisolve.plan.plan import POLICY_ORDER, Chunk, Policy, Stage, layer_policies
-from hexisolve.plan.price_book import NO_EXCHANGE, EdgeBytes, Exchange, PriceBook, price_book
+from hexisolve.plan.price_book import EdgeBytes, PriceBook, add_edges, price_book
 from hexisolve.plan.tokens import ChunkShape, StageTokens, chunk_shape, stage_tokens
 
 
@@ -190,35 +185,32 @@ def _price(
 ) -> StagePrice:
     works = _per_kind(book, stage, stage_idx, shape)
     kinds = [book.layer_kinds[idx] for idx in range(*stage.layers)]
-    counts: dict[tuple[int, Policy], int] = {}
-    for pair in zip(kinds, policies, strict=True):
-        counts[pair] = counts.get(pair, 0) + 1
+    pairs = list(zip(kinds, policies, strict=True))
+    counts = Counter(pairs)
     priced = {
         (kind, policy): LayerPrice(works[kind].forward, works[kind].backward(policy))
         for kind, policy in counts
     }
-    layers = tuple(priced[pair] for pair in zip(kinds, policies, strict=True))
+    layers = tuple(priced[pair] for pair in pairs)
     edges: dict[Edge, float] = {}
     compute = [0.0] * len(stage.ranks)
     for (kind, policy), count in counts.items():
-        for exchange in works[kind].exchanges(policy):
+        work = works[kind]
+        for exchange in (*work.forward_exchanges, *work.backward_exchanges(policy)):
             add_edges(edges, exchange, count)
-        for idx, seconds in enumerate(works[kind].compute_s(policy)):
+        for idx, seconds in enumerate(work.compute_s(policy)):
             compute[idx] += count * seconds
     head_s = 0.0
     if stage_idx == num_stages - 1:
         own = _head_s(book, stage, stage_idx, shape)
         head_s = max(own)
         compute = [seconds + 3.0 * head for seconds, head in zip(compute, own, strict=True)]
-    forward_s = [layer.forward.total_s for layer in layers]
-    backward_s = [layer.backward.total_s for layer in layers]
     gather_forward_s = gather_backward_s = 0.0
-    total_forward_s = sum(forward_s) + head_s
-    total_backward_s = sum(backward_s) + 2.0 * head_s
+    total_forward_s = sum(layer.forward.total_s for layer in layers) + head_s
+    total_backward_s = sum(layer.backward.total_s for layer in layers) + 2.0 * head_s
     if stage.zero == 3 and len(stage.ranks) > 1:
-        forward_chain, backward_chain = _chained_s(
-            book, stage, stage_idx, num_stages, forward_s, backward_s, head_s, edges
-        )
+        blocks = _chain_blocks(book, stage, stage_idx, num_stages, shape, priced, pairs, head_s)
+        forward_chain, backward_chain = chained_s(book, stage, blocks, edges)
         gather_forward_s = forward_chain - total_forward_s
         gather_backward_s = backward_chain - total_backward_s
         total_forward_s, total_backward_s = forward_chain, backward_chain
@@ -242,12 +234,6 @@ def _per_kind(
     return dict(zip(kinds, layer_works(book, stage, stage_idx, shape), strict=True))
 
 
-def add_edges(total: dict[Edge, float], exchange: Exchange, times: float = 1.0) -> None:
-    """Add the bytes of an exchange, `times` over, to `total`."""
-    for edge, num_bytes in exchange.edges.items():
-        total[edge] = total.get(edge, 0.0) + times * num_bytes
-
-
 def _head_s(book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape) -> list[float]:
     """Equation 7: output projection forward on every rank of the last stage."""
     model = book.instance.model
@@ -259,56 +245,42 @@ def _head_s(book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape) ->
     ]
 
 
-def _chained_s(
+def _chain_blocks(
     book: PriceBook,
     stage: Stage,
     stage_idx: int,
     num_stages: int,
-    forward_s: list[float],
-    backward_s: list[float],
+    shape: ChunkShape,
+    priced: Mapping[tuple[int, Policy], LayerPrice],
+    pairs: Sequence[tuple[int, Policy]],
     head_s: float,
-    edges: dict[Edge, float],
-) -> tuple[float, float]:
-    """F and B seconds in ZeRO-3: each block is gathered while the one before it runs.
-
-    Adds the bytes of the gathers (and, per chunk, of the reduce-scatters) to `edges`.
-    """
-    has_embedding, has_head = stage_idx == 0, stage_idx == num_stages - 1
-    forward_s = [0.0] * has_embedding + forward_s + [head_s] * has_head
-    backward_s = [0.0] * has_embedding + backward_s + [2.0 * head_s] * has_head
+) -> list[ChainBlock]:
+    """The stage's blocks with their passes; embedding and head move nothing themselves."""
+    works = _per_kind(book, stage, stage_idx, shape)
+    position = stage_idx if shape[1] is not None else -1
+    nothing = Pass((), 0.0)
+    own = {
+        (kind, policy): (
+            Pass((position, shape, kind), price.forward.total_s, works[kind].forward_exchanges),
+            Pass(
+                (position, shape, kind, policy),
+                price.backward.total_s,
+                works[kind].backward_exchanges(policy),
+            ),
+        )
+        for (kind, policy), price in priced.items()
+    }
+    passes = [own[pair] for pair in pairs]
+    if stage_idx == 0:
+        passes.insert(0, (nothing, nothing))
+    if stage_idx == num_stages - 1:
+        passes.append((Pass((), head_s), Pass((), 2.0 * head_s)))
     blocks = stage_blocks(book.instance, stage, stage_idx, num_stages)
-    gathers = [collective(book, stage, block.gathered, "gather") for block in blocks]
-    scatters = [NO_EXCHANGE] * len(blocks)
-    if stage.zero3_gradients == "chunk":
-        scatters = [collective(book, stage, b.parameters, "reduce_scatter") for b in blocks]
-    again = list(gathers)
-    if has_embedding:
-        again[0] = NO_EXCHANGE  # the gradient of a table look-up needs no weights
-    for exchange in (*gathers, *again, *scatters):
-        add_edges(edges, exchange)
-    forward = chain_s(forward_s, [g.seconds for g in gathers], [0.0] * len(blocks))
-    backward = chain_s(
-        backward_s[::-1],
-        [g.seconds for g in reversed(again)],
-        [s.seconds for s in reversed(scatters)],
-    )
-    return forward, backward
-
-
-def collective(book: PriceBook, stage: Stage, parameters: int, kind: str) -> Exchange:
-    """Price a ``gather`` or ``reduce_scatter`` of a block over the stage's ranks."""
-    key = ("collective", kind, book.stage_key(stage), parameters)
-    known: Exchange | None = book.entries.get(key)
-    if known is None:
-        shares = shares_of([rank.state_share for rank in stage.ranks])
-        if kind == "gather":
-            received = [gather_bytes(share, parameters, book.e) for share in shares]
-        else:
-            gradient = book.instance.cost.gradient_bytes
-            received = [reduce_scatter_bytes(share, parameters, gradient) for share in shares]
-        devices = [rank.device for rank in stage.ranks]
-        known = book.entries[key] = book.exchange(ring_traffic(devices, received))
-    return known
+    return [
+        # The gradient of a table look-up needs no weights.
+        ChainBlock(*both, b.gathered, 0 if b.name == "embedding" else b.gathered, b.parameters)
+        for both, b in zip(passes, blocks, strict=True)
+    ]
 
 
 def useful_flop(

@@ -21,6 +21,7 @@ from plan_examples import (
 )
 
 from hexisolve.cost.communication import Flow, edge_bytes, exchange_time_s
+from hexisolve.data.cluster import Cluster
 from hexisolve.errors import PlanError
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import BatchPlan, Chunk, Layout, Plan, Slice
@@ -125,6 +126,51 @@ def test_zero_3_gathers_each_layer_under_the_one_before():  # type: ignore[no-un
     scattered = price_stage(instance, per_chunk, 1, 3, chunk, {"none": 1})
     scatter_s = 0.5 * instance.model.layers[0].parameters * 4 / 1e6 + 1e-3
     assert scattered.backward_s == close(gathered.backward_s + scatter_s)
+
+
+def test_a_gather_adds_to_the_ring_on_the_same_link():  # type: ignore[no-untyped-def]
+    """Equation 9 where one link carries everything: what passes it adds up.
+
+    400 kB/s each way, no latency, seconds: half a layer's 36,992 parameters in bf16 gather in
+    0.09248 and scatter in fp32 in 0.18496; the ring brings 500 tokens x 64 elements in 0.16, and
+    back with fp32 accumulators in 0.48. Compute hides neither.
+    """
+    ring = [[("d0", 500, (0, 4))], [("d1", 500, (0, 4))]]
+    instance = instance_of(cluster_of(link=4e5, latency=0.0), model_of(4))
+    chunk = whole_chunks([1000])[0]
+
+    def price(**changes):  # type: ignore[no-untyped-def]
+        stage = stage_of((1, 3), *ring, zero=3, **changes)
+        return price_stage(instance, stage, 1, 3, chunk, {"none": 2})
+
+    gather_s, scatter_s, ring_s, ring_back_s = 0.09248, 0.18496, 0.16, 0.48
+    layer_s, layer_back_s = 0.036864 + ring_s, 0.073728 + ring_back_s
+    per_step, per_chunk = price(), price(zero3_gradients="chunk")
+    assert per_step.layers[0].forward.total_s == close(layer_s)
+    assert per_step.layers[0].backward.total_s == close(layer_back_s)
+    assert gather_s < layer_s < ring_s + gather_s
+    assert per_step.forward_s == close(gather_s + (ring_s + gather_s) + layer_s)
+    assert per_step.backward_s == close(gather_s + (ring_back_s + gather_s) + layer_back_s)
+    assert per_chunk.forward_s == per_step.forward_s
+    assert per_chunk.backward_s == close(
+        gather_s + (ring_back_s + gather_s) + (ring_back_s + scatter_s) + scatter_s
+    )
+    busy_s = 2 * (ring_s + ring_back_s) + 4 * gather_s + 2 * scatter_s
+    assert per_chunk.edges["switch", "d0"] / 4e5 == close(busy_s)
+
+
+def test_a_gather_beside_exchanges_that_links_carry_easily_costs_nothing():  # type: ignore[no-untyped-def]
+    """All edges together need less than the layer: the price is the chain of maxima."""
+    ring = [[("d0", 500, (0, 2)), ("d1", 500, (2, 4))], [("d2", 500, (0, 2)), ("d3", 500, (2, 4))]]
+    instance = instance_of(cluster_of((1.0,) * 4, link=4e6), model_of(4))
+    chunk = whole_chunks([2000])[0]
+    stage = stage_of((1, 3), *ring, zero=3, zero3_gradients="chunk")
+    price = price_stage(instance, stage, 1, 3, chunk, {"layer": 2})
+    gather_s = 0.75 * 36992 * 2 / 4e6 + 1e-3
+    layer = price.layers[0]
+    assert price.forward_s == gather_s + layer.forward.total_s + layer.forward.total_s
+    scatter_s = 0.75 * 36992 * 4 / 4e6 + 1e-3
+    assert price.backward_s == close(gather_s + 2 * layer.backward.total_s + scatter_s)
 
 
 def test_a_tied_head_gathers_the_table_again():  # type: ignore[no-untyped-def]
@@ -235,14 +281,48 @@ def test_pipelines_of_a_replica_follow_one_another():  # type: ignore[no-untyped
 
 
 def test_a_port_that_everyone_uses_lengthens_the_step():  # type: ignore[no-untyped-def]
-    ranks = [[(f"d{idx}", 1, (0, 4))] for idx in range(2)]
-    slow = instance_of(cluster_of(link=1e4))
-    plan = plan_of([stage_of((0, 2), *ranks, zero=3)], whole_chunks([1000] * 4))
-    price = evaluate(slow, plan)
-    # Gathers hide under the ring in the stage's own price, but both pass the same port.
-    assert price.is_edge_bound
-    assert price.step_time_s == close(next(iter(price.edge_seconds.values())))
-    assert not evaluate(instance_of(cluster_of(link=1e9)), plan).is_edge_bound
+    """Two replicas, each a ring over two hosts, share the wire between the hosts."""
+    document = {
+        "name": "two-hosts",
+        "device_types": {
+            "gpu": {
+                "dense_peak": "1e9 FLOP/s", "memory": "1e9 B", "memory_bandwidth": "1e9 B/s",
+                "dense_efficiency": 1.0, "attention_forward_efficiency": 0.5,
+                "attention_backward_efficiency": 0.4, "dtypes": ["bf16"],
+            }
+        },
+        "nodes": [{"id": name, "kind": "switch"} for name in ("left", "right")]
+        + [{"id": f"d{idx}", "kind": "device", "type": "gpu"} for idx in range(4)],
+        "edges": [
+            {"source": source, "target": target, "bandwidth": "1e6 B/s", "latency": "0 s"}
+            for a, b in [("d0", "left"), ("d1", "left"), ("d2", "right"), ("d3", "right"),
+                         ("left", "right")]
+            for source, target in [(a, b), (b, a)]
+        ],
+    }  # fmt: skip
+    stages = [
+        stage_of((0, 2), [(f"d{idx}", 1, (0, 4))], [(f"d{idx + 2}", 1, (0, 4))]) for idx in (0, 1)
+    ]
+    one = [plan_of([stage], whole_chunks([1000] * 2)) for stage in stages]
+    both = Plan(
+        Layout(tuple(plan.layout.replicas[0] for plan in one)),
+        BatchPlan(tuple(plan.batch.replicas[0] for plan in one)),
+    )
+
+    def price(link, plan):  # type: ignore[no-untyped-def]
+        changed = [edge | {"bandwidth": f"{link!r} B/s"} for edge in document["edges"]]
+        cluster = Cluster.from_dict(document | {"edges": changed})
+        return evaluate(instance_of(cluster), plan)
+
+    slow = price(1e4, both)
+    # 2 replicas x 2 chunks x 2 layers of 64,000 bytes forward and 192,000 back, then gradients.
+    gradients = slow.end.gradients.edges["left", "right"] + slow.end.copies.edges.get(
+        ("left", "right"), 0.0
+    )
+    assert slow.is_edge_bound
+    assert slow.step_time_s == close((2 * 2 * 2 * 256_000 + gradients) / 1e4)
+    assert not price(1e4, one[0]).is_edge_bound
+    assert not price(1e9, both).is_edge_bound
 
 
 def test_bytes_on_edges_are_those_of_the_flows():  # type: ignore[no-untyped-def]

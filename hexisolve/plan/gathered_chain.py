@@ -1,0 +1,130 @@
+"""F and B of a ZeRO-3 stage: a block runs while others are gathered and scattered (equation 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hexisolve.cost.collectives import (
+    gather_bytes,
+    reduce_scatter_bytes,
+    ring_traffic,
+    shares_of,
+)
+from hexisolve.cost.layer_time import chain_s
+from hexisolve.data.cluster import Edge
+from hexisolve.plan.plan import Stage
+from hexisolve.plan.price_book import NO_EXCHANGE, Exchange, PriceBook, add_edges
+
+
+class Pass(NamedTuple):
+    """A block in one direction.
+
+    Parameters
+    ----------
+    key
+        Tells passes of one stage apart that move different things.
+    seconds
+        What it takes when nothing moves beside it.
+    exchanges
+        What it moves itself.
+    """
+
+    key: tuple[object, ...]
+    seconds: float
+    exchanges: tuple[Exchange, ...] = ()
+
+
+class ChainBlock(NamedTuple):
+    """Parameters that are gathered and reduced together, and the work that needs them.
+
+    Parameters
+    ----------
+    forward, backward
+        Its passes.
+    gathered, gathered_again
+        Parameters to gather for either pass.
+    reduced
+        Parameters whose gradients are reduced after its backward.
+    """
+
+    forward: Pass
+    backward: Pass
+    gathered: int
+    gathered_again: int
+    reduced: int
+
+
+def chained_s(
+    book: PriceBook, stage: Stage, blocks: Sequence[ChainBlock], edges: dict[Edge, float]
+) -> tuple[float, float]:
+    """F and B seconds of a stage's blocks, given in the order of forward.
+
+    Each block is gathered while the one before it runs, and gradients of the block before are
+    scattered in the same time. Adds the bytes of gathers and reduce-scatters to `edges`.
+    """
+    gathers = [collective(book, stage, block.gathered, "gather") for block in blocks]
+    again = [collective(book, stage, block.gathered_again, "gather") for block in blocks]
+    scatters = nothing = [NO_EXCHANGE] * len(blocks)
+    if stage.zero3_gradients == "chunk":
+        scatters = [collective(book, stage, block.reduced, "reduce_scatter") for block in blocks]
+    for exchange in (*gathers, *again, *scatters):
+        add_edges(edges, exchange)
+    forward, backward = [b.forward for b in blocks], [b.backward for b in reversed(blocks)]
+    return (
+        _pass_s(book, stage, forward, gathers, nothing),
+        _pass_s(book, stage, backward, again[::-1], scatters[::-1]),
+    )
+
+
+def _pass_s(
+    book: PriceBook,
+    stage: Stage,
+    passes: Sequence[Pass],
+    gathers: Sequence[Exchange],
+    scatters: Sequence[Exchange],
+) -> float:
+    """Seconds of passes in the order of execution."""
+    beside = zip([*gathers[1:], NO_EXCHANGE], [NO_EXCHANGE, *scatters[:-1]], strict=True)
+    return chain_s(
+        [own.seconds for own in passes],
+        [gather.seconds for gather in gathers],
+        [scatter.seconds for scatter in scatters],
+        [_shared_s(book, stage, own, pair) for own, pair in zip(passes, beside, strict=True)],
+    )
+
+
+def _shared_s(book: PriceBook, stage: Stage, own: Pass, beside: tuple[Exchange, Exchange]) -> float:
+    """Seconds of the busiest edge for a pass's own exchanges and what moves beside them.
+
+    0 where the pass is long enough for all of them one after the other.
+    """
+    moving = (*own.exchanges, *beside)
+    if not own.exchanges or sum(exchange.seconds for exchange in moving) <= own.seconds:
+        return 0.0
+    key = ("shared", book.stage_key(stage), own.key, *(exchange.seconds for exchange in beside))
+    known: float | None = book.entries.get(key)
+    if known is None:
+        edges: dict[Edge, float] = {}
+        for exchange in moving:
+            add_edges(edges, exchange)
+        known = book.entries[key] = book.busiest_s(edges)
+    return known
+
+
+def collective(book: PriceBook, stage: Stage, parameters: int, kind: str) -> Exchange:
+    """Price a ``gather`` or ``reduce_scatter`` of parameters over the stage's ranks."""
+    if not parameters:
+        return NO_EXCHANGE
+    key = ("collective", kind, book.stage_key(stage), parameters)
+    known: Exchange | None = book.entries.get(key)
+    if known is None:
+        shares = shares_of([rank.state_share for rank in stage.ranks])
+        if kind == "gather":
+            received = [gather_bytes(share, parameters, book.e) for share in shares]
+        else:
+            gradient = book.instance.cost.gradient_bytes
+            received = [reduce_scatter_bytes(share, parameters, gradient) for share in shares]
+        devices = [rank.device for rank in stage.ranks]
+        known = book.entries[key] = book.exchange(ring_traffic(devices, received))
+    return known
