@@ -11,8 +11,8 @@ and S the sum over all stages, these are lengths of paths (docs/formulation.md, 
          middle  loops down to a stage i and back: V_i instead of (j - i) t_j, each j - i + 1 chunks
     F3   S + (n - 1) max(F_j, B_j)                                            for n < j + 2
 
-F and B may be known from below only; as ``start + end >= max_i 2 V_i + i max t`` whatever the split,
-t alone is enough for most of it.
+F and B may be known from below only; as ``start + end >= max_i 2 V_i + i max t`` whatever the
+split, t alone is enough for most of it.
 """
 
 from __future__ import annotations
@@ -96,19 +96,18 @@ def extra_s(
     if not j:
         return extra
     if n < j + 2:
-        least: FloatArray = (n - 1) * np.maximum(forward_s, backward_s)
-        return np.maximum(extra, least)
+        extra = np.maximum(extra, (n - 1) * np.maximum(forward_s, backward_s))
+        return extra
     places = np.arange(j + 1)
     longest, forward, backward = (
         places * np.maximum(values, own[:, None])
-        for values, own in zip(
-            behind.arrays()[1:], (own_s, forward_s, backward_s), strict=True
-        )
+        for values, own in zip(behind.arrays()[1:], (own_s, forward_s, backward_s), strict=True)
     )
     ends = (behind.since + forward).max(axis=1) + (behind.since + backward).max(axis=1)
     ends = np.maximum(ends, (2.0 * behind.since + longest).max(axis=1))
-    row = (n - 1 - j) * own_s - behind.seconds + ends + _middle_s(n - 2 - j, behind, own_s)
-    return np.maximum(extra, row)
+    stays: FloatArray = (n - 1 - j) * own_s - behind.seconds + ends
+    extra = np.maximum(extra, stays + _middle_s(n - 2 - j, behind, own_s))
+    return extra
 
 
 def _middle_s(num_steps: int, behind: Behind, own_s: FloatArray) -> FloatArray:
@@ -117,10 +116,9 @@ def _middle_s(num_steps: int, behind: Behind, own_s: FloatArray) -> FloatArray:
     gains = [behind.since[:, i] - (j - i) * own_s for i in range(j)]
     lengths = [j - i + 1 for i in range(j)]
     if num_steps > _MAX_EXACT_CHUNKS:
-        rows = [
-            (num_steps // length) * gain for gain, length in zip(gains, lengths, strict=True)
-        ]
-        return np.maximum(np.max(rows, axis=0), 0.0)
+        rows = [(num_steps // length) * gain for gain, length in zip(gains, lengths, strict=True)]
+        most: FloatArray = np.maximum(np.max(rows, axis=0), 0.0)
+        return most
     best = [np.zeros_like(own_s)]
     for step in range(1, num_steps + 1):
         value = best[-1]

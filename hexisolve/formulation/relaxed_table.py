@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hexisolve.data.instance import Instance
+from hexisolve.formulation.arrangement import even_prices
 from hexisolve.formulation.pipeline_table import (
     FloatArray,
     IntArray,
@@ -107,8 +108,19 @@ def relaxed_problem(
         entry = pricer.entry_s(numbers)
         for mode in state_modes(instance, len(numbers)):
             column = Column(tuple(counts.tolist()), devices, mode)
-            pool.append(PricedColumn(column, shape, entry, pricer.price(shape, mode)))
+            prices = _prices(pricer, shape, mode)
+            pool.append(PricedColumn(column, shape, entry, prices))
     return _problem(pricer, classes, tuple(pool), keep_all)
+
+
+def _prices(pricer: StagePricer, shape: ColumnShape, mode: StateMode) -> StagePrices:
+    """Exact ones for equal devices of a host of a large cluster, else by the rows.
+
+    There, by docs/plan-space.md, such devices share evenly, so all insides can be priced.
+    """
+    if pricer.has_bundles and shape.is_uniform and len(pricer.kinds) == 1:
+        return even_prices(pricer, shape, mode)
+    return pricer.price(shape, mode)
 
 
 def sharpened(
@@ -185,8 +197,12 @@ def undominated(
     """Columns that no other beats with no more units, in any place and with any layers."""
     flat = [
         np.concatenate(
-            [own.time_s.ravel(), own.finish_s.min(axis=0).ravel(), own.forward_s.ravel(),
-             own.backward_s.ravel()]
+            [
+                own.time_s.ravel(),
+                own.finish_s.min(axis=0).ravel(),
+                own.forward_s.ravel(),
+                own.backward_s.ravel(),
+            ]
         )
         for own in stages
     ]

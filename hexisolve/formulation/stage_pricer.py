@@ -131,11 +131,12 @@ class StagePricer:
 
     def price(
         self, shape: ColumnShape, mode: StateMode, layer_s: FloatArray | None = None,
-        recompute_s: RecomputeSeconds | None = None,
+        recompute_s: RecomputeSeconds | None = None, forward_s: FloatArray | None = None,
     ) -> StagePrices:  # fmt: skip
         """All stages of a column.
 
-        Relaxed prices, unless prices of layers and seconds of recompute are given.
+        Relaxed prices, unless those of an arrangement are given: prices of layers
+        ``[length, kind, policy]``, seconds of recompute, and the forward of layers.
         """
         num_stages, (places, width) = self.max_stages, self.sizes[0].exists.shape
         values = [np.full((num_stages, places, width), value) for value in [np.inf] * 3 + [0.0] * 2]
@@ -150,8 +151,6 @@ class StagePricer:
             exists = sizes.exists[None]
             finish_s = self._finish_s(shape, mode, sizes)
             result.finish_s[span] = np.where(sizes.exists, finish_s, np.inf)
-            passes = self._passes_s(shape, sizes, start == 0)
-            result.forward_s[span], result.backward_s[span] = passes
             if recompute_s is None:
                 extra = self._recompute_s(shape, mode, sizes, start, stop, layer_s)
             else:
@@ -161,18 +160,29 @@ class StagePricer:
                 time_s = np.where(exists, time_s + extra[idx], np.inf)
                 result.total_s[span] = count * time_s + (result.total_s[span] if idx else 0.0)
                 result.time_s[span] = time_s  # the last length is the shortest
+            forward, backward = self._passes_s(shape, mode, sizes, start == 0, forward_s)
+            result.forward_s[span], result.backward_s[span] = forward, backward
+            if forward_s is not None:
+                exact = self._work_s(shape, mode, sizes, start == 0, -1, layer_s)[0] - forward
+                result.backward_s[span] = np.where(exists, exact[None] + extra[-1], 0.0)
         return result
 
     def _passes_s(
-        self, shape: ColumnShape, sizes: StageSizes, is_last: bool
-    ) -> tuple[FloatArray, FloatArray]:
-        """Least F and least B of the shortest chunk, each on its own (R1)."""
+        self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool,
+        forward_s: FloatArray | None,
+    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+        """Least F and least B of the shortest chunk, each on its own (R1); or the given F."""
         model, tokens = self.instance.model, self.lengths.tokens[-1]
         forward, backward = np.zeros((2, *sizes.exists.shape))
-        for kind, counts in zip(self.kinds, sizes.kind_counts, strict=True):
+        for idx, (kind, counts) in enumerate(zip(self.kinds, sizes.kind_counts, strict=True)):
+            if forward_s is not None:
+                forward += counts * forward_s[-1, idx]
+                continue
             load = layer_load(self.instance, kind, tokens, shape.devices)
             forward += counts * two_work_bound_s(load.dense_s, load.attention_forward_s)
             backward += counts * two_work_bound_s(2.0 * load.dense_s, load.attention_backward_s)
+        if forward_s is not None and mode.zero == 3 and len(shape.devices) > 1:
+            forward = forward + sizes.first_block * self._per_parameter(shape)[0]
         if is_last:
             flop = float(head_forward_flop(model.hidden_size, model.vocab_size, tokens))
             head_s = flop / sum(device.dense_flop_per_s for device in shape.devices)
@@ -184,7 +194,22 @@ class StagePricer:
         layer_s: FloatArray,
     ) -> FloatArray:  # fmt: skip
         """F + B without recompute: layers, head, exposed gathers."""
-        instance, model = self.instance, self.instance.model
+        work, traffic = self._work_s(shape, mode, sizes, is_last, length, layer_s)
+        result: FloatArray = np.maximum(work, traffic)
+        return result
+
+    def _per_parameter(self, shape: ColumnShape) -> tuple[float, float]:
+        """Seconds of a gather and of a reduce-scatter per parameter."""
+        per_byte = (1 - 1 / len(shape.devices)) / shape.slowest_bytes_per_s
+        workload, cost = self.instance.workload, self.instance.cost
+        return per_byte * workload.element_bytes, per_byte * cost.gradient_bytes
+
+    def _work_s(
+        self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool, length: int,
+        layer_s: FloatArray,
+    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+        """Layers, head and what no layer hides of the gathers; and all gathers."""
+        model = self.instance.model
         tokens = self.lengths.tokens[length]
         work: FloatArray = np.zeros(sizes.exists.shape)
         for kind, counts in enumerate(sizes.kind_counts):
@@ -192,18 +217,15 @@ class StagePricer:
         if is_last:
             flop = 3.0 * head_forward_flop(model.hidden_size, model.vocab_size, tokens)
             work = work + flop / sum(device.dense_flop_per_s for device in shape.devices)
-        num_devices = len(shape.devices)
-        if mode.zero != 3 or num_devices == 1:
-            return work
-        per_parameter = (1 - 1 / num_devices) / shape.slowest_bytes_per_s
-        gather = per_parameter * instance.workload.element_bytes
-        scatter = per_parameter * instance.cost.gradient_bytes * (mode.gradients == "chunk")
+        if mode.zero != 3 or len(shape.devices) == 1:
+            return work, np.zeros_like(work)
+        gather, scatter = self._per_parameter(shape)
+        scatter *= mode.gradients == "chunk"
         # Backward starts with the last block; the embedding is not gathered again.
         exposed = (sizes.first_block + sizes.last_block) * gather + sizes.first_block * scatter
         traffic = sizes.parameters * (2 * gather + scatter)
         traffic = traffic - np.where(sizes.is_first, sizes.first_block, 0.0) * gather
-        result: FloatArray = np.maximum(work + exposed, traffic)
-        return result
+        return work + exposed, traffic
 
     def _recompute_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, start: int, stop: int,

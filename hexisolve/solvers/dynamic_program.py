@@ -1,9 +1,9 @@
 """The dynamic program: second exact method for the relaxed layout problem, and its proofs.
 
 Stages are placed from the last one; labels (`hexisolve.solvers.labels`) of (stages placed, units
-used, layers covered) carry what later rows need. Where a place has too many labels, neighbours are merged
-into one that is better than each of them: fast, and still a bound. Rounds with more and more labels
-per place close what merging left open.
+used, layers covered) carry what later rows need. Where a place has too many labels, neighbours are
+merged into one that is better than each of them: fast, and still a bound. Rounds with more and more
+labels per place close what merging left open.
 """
 
 from __future__ import annotations
@@ -197,9 +197,7 @@ class _Rounds:
                 values[place] for values in (table.time_s, table.forward_s, table.backward_s)
             )
             behind = labels.behind.take(rows)
-            extra = extra_s(
-                table.num_chunks, behind, own, table.total_s[place], forward, backward
-            )
+            extra = extra_s(table.num_chunks, behind, own, table.total_s[place], forward, backward)
             worst = np.maximum(labels.worst[rows], extra)
             finish = np.maximum(labels.finish[rows], table.finish_s[column, covered, layers])
             covered = covered + layers

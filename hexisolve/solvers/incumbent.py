@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hexisolve.data.instance import Instance
+from hexisolve.formulation.arrangement import Arrangement, arrangement_prices
 from hexisolve.formulation.pipeline_table import Configuration, PipelineTable
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import (
@@ -24,7 +25,7 @@ from hexisolve.formulation.units import UnitClass
 from hexisolve.plan.plan import HeadGroup
 from hexisolve.solvers.drafts import Draft, DraftStage, fit_memory
 from hexisolve.solvers.dynamic_program import solve_relaxed
-from hexisolve.solvers.real_stages import RealRecompute, RealStage, real_stages
+from hexisolve.solvers.real_stages import real_stages
 
 _MOST_WASTE = 1.6  # unit multisets that waste more than this many times the least are left out
 
@@ -35,8 +36,7 @@ class RealColumn:
 
     units: tuple[int, ...]
     mode: StateMode
-    stage: RealStage
-    recompute: RealRecompute
+    stage: Arrangement
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +92,9 @@ def _priced(
     entry_s = pricer.entry_s(numbers)
     found = []
     for stage in real_stages(pricer, shape):
-        recompute = RealRecompute(pricer, stage, shape)
         for mode in state_modes(instance, len(numbers)):
-            prices = pricer.price(shape, mode, stage.layer_s, recompute.seconds)
-            column = RealColumn(units, mode, stage, recompute)
-            found.append(PricedReal(column, prices, entry_s))
+            prices = arrangement_prices(pricer, shape, mode, stage)
+            found.append(PricedReal(RealColumn(units, mode, stage), prices, entry_s))
     return found
 
 

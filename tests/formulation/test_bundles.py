@@ -11,11 +11,11 @@ from hexisolve.data.cluster import Cluster
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
+from hexisolve.formulation.arrangement import arrange
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import relaxed_problem, sharpened
 from hexisolve.formulation.stage_pricer import StagePricer
 from hexisolve.plan.plan import HeadGroup, Rank
-from hexisolve.solvers.real_stages import price_ring
 
 
 def instance(cluster: str, kv_heads: int, context: int) -> Instance:
@@ -90,7 +90,7 @@ def test_sharp_prices_stay_below_random_stages(cluster: str, kv_heads: int, cont
         pricer.sharpen(shape)
         relaxed = pricer.layer_s(shape)
         for _ in range(12):
-            real = price_ring(pricer, random_ring(problem, hosts, rng)).layer_s
+            real = arrange(pricer, random_ring(problem, hosts, rng)).layer_s
             assert (relaxed <= real * (1 + 1e-9)).all()
 
 

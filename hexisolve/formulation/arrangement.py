@@ -1,0 +1,350 @@
+"""Arrangements of a column, one ring with its shares each, with their exact prices and memory.
+
+Prices of layers are those of `evaluate`. What a stage adds to its layers is not above it: gathers
+of ZeRO-3 that share an edge with the layer beside them are priced as if they did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hexisolve.cost.memory import usable_bytes
+from hexisolve.data.instance import Instance
+from hexisolve.formulation.pipeline_table import FloatArray, IntArray
+from hexisolve.formulation.relaxed_layer import ColumnShape
+from hexisolve.formulation.stage_memory_bound import (
+    StateMode,
+    gathered_bytes,
+    state_bytes_per_device,
+)
+from hexisolve.formulation.stage_pricer import StagePricer, StagePrices
+from hexisolve.formulation.stage_sizes import StageSizes
+from hexisolve.formulation.units import unit_classes
+from hexisolve.formulation.work import POLICIES
+from hexisolve.plan.layer_price import LayerWork
+from hexisolve.plan.plan import Chunk, HeadGroup, Rank, Slice, Stage
+from hexisolve.plan.price_book import price_book
+from hexisolve.plan.stage_price import layer_works
+from hexisolve.plan.step_memory import chunk_memory
+from hexisolve.plan.tokens import chunk_shape
+
+_NEIGHBOURS = 8  # ranks of both neighbouring stages together, while nobody knows who they are
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """An arrangement of a column with its prices, not yet tied to layers.
+
+    Parameters
+    ----------
+    ring
+        The inside.
+    layer_s
+        ``[length, kind, policy]`` F + B seconds of a layer.
+    forward_s
+        ``[length, kind]`` its F.
+    kept
+        ``[rank, policy, kind]`` bytes of a layer of the longest chunk between F and B.
+    transient
+        ``[rank, policy]`` bytes during a backward, the largest over the kinds.
+    fixed, fixed_alone
+        ``[rank]`` bytes of buffers, with and without a neighbouring stage.
+    logits
+        ``[rank]`` bytes of a tile of logits on the last stage.
+    """
+
+    ring: tuple[HeadGroup, ...]
+    layer_s: FloatArray
+    forward_s: FloatArray
+    kept: FloatArray
+    transient: FloatArray
+    fixed: FloatArray
+    fixed_alone: FloatArray
+    logits: FloatArray
+
+
+def even_rings(instance: Instance, devices: Sequence[str]) -> Iterator[tuple[HeadGroup, ...]]:
+    """Equal devices of one host in groups of equal size, with tokens and heads shared evenly.
+
+    The first ranks take the blocks and heads that are left over; the last rank that has tokens
+    has the shorter block of a length that is no multiple.
+    """
+    num_ranks = len(devices)
+    num_tokens, block = max(instance.workload.sequence_lengths), instance.workload.block_tokens
+    num_blocks = -(-num_tokens // block)
+    tokens = [block * count for count in _evenly(num_blocks, num_ranks)]
+    tokens[min(num_blocks, num_ranks) - 1] -= num_blocks * block - num_tokens
+    num_heads = instance.model.layers[0].attention.num_q_heads
+    for num_groups in (g for g in range(1, num_ranks + 1) if num_ranks % g == 0):
+        size = num_ranks // num_groups
+        if (num_groups - 1) * size >= num_blocks:
+            continue  # a group without tokens
+        edges = np.cumsum([0, *_evenly(num_heads, size)]).tolist()
+        yield tuple(
+            HeadGroup(
+                tuple(
+                    Rank(devices[first + k], tokens[first + k], (edges[k], edges[k + 1]))
+                    for k in range(size)
+                )
+            )
+            for first in range(0, num_ranks, size)
+        )
+
+
+def _evenly(total: int, parts: int) -> list[int]:
+    return [total // parts + (idx < total % parts) for idx in range(parts)]
+
+
+def arrange(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> Arrangement:
+    """Price a ring as a stage in the middle of a pipeline."""
+    instance = pricer.instance
+    book = price_book(instance)
+    layers = instance.model.layers
+    places = [layers.index(kind) for kind in pricer.kinds]
+    layer_s = np.empty((len(pricer.lengths.tokens), len(places), len(POLICIES)))
+    forward_s = np.empty(layer_s.shape[:2])
+    for length, tokens in enumerate(pricer.lengths.tokens):
+        shape = chunk_shape(Chunk((Slice(0, 0, tokens),)))
+        for kind, place in enumerate(places):
+            stage = Stage((place, place + 1), ring)
+            work: LayerWork = next(iter(layer_works(book, stage, 1, shape)))
+            forward_s[length, kind] = work.forward.total_s
+            for idx, policy in enumerate(POLICIES):
+                layer_s[length, kind, idx] = work.forward.total_s + work.backward(policy).total_s
+    longest = chunk_shape(Chunk((Slice(0, 0, max(instance.workload.sequence_lengths)),)))
+    num_ranks = sum(len(group.ranks) for group in ring)
+    kept = np.empty((num_ranks, len(POLICIES), len(places)))
+    transient = np.zeros((num_ranks, len(POLICIES)))
+    fixed, fixed_alone, logits = np.zeros((3, num_ranks))
+    for kind, place in enumerate(places):
+        stage = Stage((place, place + 1), ring)
+        for idx, policy in enumerate(POLICIES):
+            memory = chunk_memory(book, stage, 2, 3, longest, {policy: 1})
+            kept[:, idx, kind] = memory.kept
+            working = np.array(memory.working, dtype=float)
+            transient[:, idx] = np.maximum(transient[:, idx], working[:, 0])
+            fixed, logits = np.maximum(fixed, working[:, 1]), working[:, 2]
+            alone = chunk_memory(book, stage, 0, 1, longest, {policy: 1})
+            fixed_alone = np.maximum(fixed_alone, [items[1] for items in alone.working])
+    return Arrangement(ring, layer_s, forward_s, kept, transient, fixed, fixed_alone, logits)
+
+
+class ArrangedRecompute:
+    """Recompute counts of an arrangement: as few repeated seconds as memory allows.
+
+    Layers of one kind: the best of all numbers of ``layer`` and ``full`` layers. Unlike layers
+    change step by step: first all are ``none``, then more and more ``layer`` from the first on,
+    then more and more ``full``.
+
+    Parameters
+    ----------
+    neighbours
+        Ranks of each neighbouring stage; None when nobody knows: then 8 of both together.
+    """
+
+    def __init__(
+        self, pricer: StagePricer, arrangement: Arrangement, neighbours: int | None = None
+    ) -> None:
+        self.pricer, self.stage = pricer, arrangement
+        self.neighbours = neighbours
+        instance = pricer.instance
+        self.devices = [
+            instance.cluster.device(r.device) for g in arrangement.ring for r in g.ranks
+        ]
+        self.num_ranks = len(self.devices)
+        kinds = pricer.kinds
+        self.order = [kinds.index(layer) for layer in instance.model.layers]
+        zeros = np.zeros((self.num_ranks, len(POLICIES), 1))
+        # [rank, policy, number of layers from the start]
+        self.kept = np.concatenate([zeros, arrangement.kept[:, :, self.order].cumsum(axis=2)], 2)
+        self.unlike = self._unlike_ranks()
+
+    def _unlike_ranks(self) -> list[int]:
+        """One of all ranks that need and have the same bytes: the others fit when it fits."""
+        stage = self.stage
+        capacity = [device.memory_bytes for device in self.devices]
+        rows = np.concatenate(
+            [stage.kept.reshape(self.num_ranks, -1), stage.transient,
+             np.stack([stage.fixed, stage.logits, capacity], axis=1)], axis=1,
+        )  # fmt: skip
+        return sorted(np.unique(rows, axis=0, return_index=True)[1].tolist())
+
+    def seconds(self, mode: StateMode, sizes: StageSizes, start: int, stop: int) -> FloatArray:
+        """Extra seconds, ``[length, j, place, layers]``; see `StagePricer.price`."""
+        num_again, num_full = self.counts(mode, sizes, start, stop)
+        fits = num_again >= 0
+        layer_s = self.stage.layer_s
+        first, last = self._first(sizes), len(self.order)
+        result = []
+        for length in range(len(layer_s)):
+            dearer = np.diff(layer_s[length][self.order], axis=1)
+            to_layer, to_full = (
+                np.concatenate([[0.0], dearer[:, idx].cumsum()]) for idx in range(2)
+            )
+            one = np.minimum(first + num_full, last)
+            two = np.minimum(one + np.maximum(num_again, 0), last)
+            seconds = to_layer[two] - to_layer[first] + to_full[one] - to_full[first]
+            result.append(np.where(fits, seconds, np.inf))
+        return np.array(result)
+
+    def counts(
+        self, mode: StateMode, sizes: StageSizes, start: int, stop: int
+    ) -> tuple[IntArray, IntArray]:
+        """Layers that are ``layer`` and ``full``, ``[j, place, layers]``; -1 where none fits."""
+        lengths = self.pricer.lengths
+        longest = lengths.live_tokens[0]
+        live = np.array(
+            [lengths.live_tokens[min(j, lengths.num_chunks - 1)] / longest
+             for j in range(start, stop)]
+        )[:, None, None]  # fmt: skip
+        rooms = self._rooms(mode, sizes, start)
+        if len(self.pricer.kinds) == 1:
+            return self._best_counts(rooms, sizes, live)
+        steps = self._steps(rooms, sizes, live)
+        num_full = np.maximum(steps - sizes.num_layers, 0)
+        num_again = np.minimum(steps, sizes.num_layers) - num_full
+        return np.where(steps > 2 * sizes.num_layers, -1, num_again), num_full
+
+    def _rooms(self, mode: StateMode, sizes: StageSizes, start: int) -> FloatArray:
+        """``[unlike rank, place, layers]`` bytes left for activations and transients."""
+        instance = self.pricer.instance
+        states = state_bytes_per_device(instance, mode, sizes.parameters, self.num_ranks)
+        states = states + gathered_bytes(instance, mode, sizes.pair, sizes.largest, self.num_ranks)
+        peers = np.full(sizes.exists.shape, self.num_ranks - 1)
+        if self.neighbours is None:
+            peers += min(_NEIGHBOURS, len(instance.cluster.devices) - self.num_ranks)
+        else:
+            peers += self.neighbours * (~sizes.is_first + (start > 0))
+        counts, place = np.unique(peers, return_inverse=True)
+        is_alone = sizes.is_first & (start == 0)
+        rooms = np.empty((len(self.unlike), *sizes.exists.shape))
+        for idx, rank in enumerate(self.unlike):
+            capacity = self.devices[rank].memory_bytes
+            by_count = [usable_bytes(capacity, n, instance.cost) for n in counts.tolist()]
+            usable = np.array(by_count, dtype=float)[place.reshape(peers.shape)]
+            fixed = np.where(is_alone, self.stage.fixed_alone[rank], self.stage.fixed[rank])
+            rooms[idx] = usable - states - fixed - self.stage.logits[rank] * (start == 0)
+        return rooms
+
+    def _best_counts(
+        self, rooms: FloatArray, sizes: StageSizes, live: FloatArray
+    ) -> tuple[IntArray, IntArray]:
+        """The numbers of ``layer`` and ``full`` layers that fit and cost least."""
+        layers = sizes.num_layers
+        kept = self.stage.kept[self.unlike][:, :, 0]
+        dearer = np.diff(self.stage.layer_s[0, 0])
+        best_s = np.full((len(live), *layers.shape), np.inf)
+        again, full = np.full(best_s.shape, -1, dtype=np.int64), np.zeros_like(best_s, dtype=int)
+        # Fewest ``full`` layers when all others are ``layer``. One more saves room for a few
+        # layers without recompute, so only some more can pay.
+        over = layers[None, None] * kept[:, 1, None, None, None] * live[None]
+        over = over + self.stage.transient[self.unlike, 2, None, None, None] - rooms[:, None]
+        saved = np.maximum(kept[:, 1] - kept[:, 2], 1e-9)[:, None, None, None] * live[None]
+        need = np.ceil(over / saved - 1e-9).max(axis=0)
+        fewest = np.clip(need, 1, layers.max() + 1).astype(np.int64)
+        saving = float(
+            ((kept[:, 1] - kept[:, 2]) / np.maximum(kept[:, 0] - kept[:, 1], 1e-9)).max()
+        )
+        slope = float(dearer[1]) - saving * float(dearer[0])
+        most = int(layers.max())
+        more = most if slope <= 0 else min(int(dearer[0] / slope) + 1, most)
+        for num_full in (np.zeros_like(fewest), *(fewest + count for count in range(more + 1))):
+            bare = self._fewest_again(rooms, kept, layers, live, num_full, False)
+            some = self._fewest_again(rooms, kept, layers, live, num_full, True)
+            number = np.where(bare == 0, 0, some)
+            seconds = num_full * dearer.sum() + number * dearer[0]
+            better = (number >= 0) & (seconds < best_s) & (num_full <= layers)
+            best_s = np.where(better, seconds, best_s)
+            again, full = np.where(better, number, again), np.where(better, num_full, full)
+        return again, full
+
+    def _fewest_again(
+        self, rooms: FloatArray, kept: FloatArray, layers: IntArray, live: FloatArray,
+        num_full: IntArray, has_again: bool,
+    ) -> IntArray:  # fmt: skip
+        """Least number of ``layer`` layers beside `num_full` ones; -1: none fits.
+
+        0 without `has_again` (then the transient of ``layer`` is not needed), else at least 1.
+        """
+        transient = self.stage.transient[self.unlike][:, :, None, None, None]
+        none, layer, full = (kept[:, idx, None, None, None] * live[None] for idx in range(3))
+        rest = np.maximum(layers - num_full, 0)
+        working = np.maximum(transient[:, 0], transient[:, 1] if has_again else 0.0)
+        working = np.where(num_full > 0, np.maximum(working, transient[:, 2]), working)
+        over = rest * none + num_full * full + working - rooms[:, None]
+        need = np.ceil(over / np.maximum(none - layer, 1e-9) - 1e-9).max(axis=0)
+        fewest: IntArray = np.clip(need, int(has_again), layers.max() + 1).astype(np.int64)
+        return np.where(fewest <= rest, fewest, -1)
+
+    def _steps(self, rooms: FloatArray, sizes: StageSizes, live: FloatArray) -> IntArray:
+        """Fewest steps of recompute that fit, ``[j, place, layers]``; 2 l + 1 when none does."""
+        low = np.zeros((len(live), *sizes.exists.shape), dtype=np.int64)
+        high = np.broadcast_to(2 * sizes.num_layers + 1, low.shape).copy()
+        high[self._fits(rooms, sizes, live, low)] = 0
+        for _ in range(int(np.ceil(np.log2(2 * int(sizes.num_layers.max()) + 2)))):
+            middle = (low + high) // 2
+            fits = self._fits(rooms, sizes, live, middle)
+            high = np.where(fits, np.minimum(high, middle), high)
+            low = np.where(fits, low, np.minimum(middle + 1, high))
+        return high
+
+    def _first(self, sizes: StageSizes) -> IntArray:
+        if len(self.pricer.kinds) == 1:
+            return np.zeros_like(sizes.num_layers)
+        num_layers = sizes.num_layers.shape[1] - 1
+        after = np.arange(num_layers + 1)[:, None]
+        first: IntArray = np.maximum(num_layers - after - sizes.num_layers, 0)
+        return first
+
+    def _fits(
+        self, rooms: FloatArray, sizes: StageSizes, live: FloatArray, steps: np.ndarray
+    ) -> np.ndarray:
+        stage = self.stage
+        layers = sizes.num_layers
+        num_full = np.maximum(steps - layers, 0)
+        num_again = np.minimum(steps, layers) - num_full
+        first = self._first(sizes)
+        last = self.kept.shape[2] - 1
+        one = np.minimum(first + num_full, last)
+        two = np.minimum(one + num_again, last)
+        three = np.minimum(first + layers, last)
+        fits = np.ones(steps.shape, dtype=bool)
+        for rank, room in zip(self.unlike, rooms, strict=True):
+            kept = self.kept[rank]
+            own = kept[2][one] - kept[2][first]
+            own = own + kept[1][two] - kept[1][one] + kept[0][three] - kept[0][two]
+            working = np.where(
+                num_full > 0, stage.transient[rank, 2],
+                np.where(num_again > 0, stage.transient[rank, 1], stage.transient[rank, 0]),
+            )  # fmt: skip
+            fits &= own * live + working <= room
+        return fits & (steps <= 2 * layers)
+
+
+def arrangement_prices(
+    pricer: StagePricer,
+    shape: ColumnShape,
+    mode: StateMode,
+    arrangement: Arrangement,
+    neighbours: int | None = None,
+) -> StagePrices:
+    """All stages of a column inside which everything is arranged."""
+    recompute = ArrangedRecompute(pricer, arrangement, neighbours)
+    return pricer.price(shape, mode, arrangement.layer_s, recompute.seconds, arrangement.forward_s)
+
+
+def even_prices(pricer: StagePricer, shape: ColumnShape, mode: StateMode) -> StagePrices:
+    """The least of all even rings of a column of equal devices in one host, number by number."""
+    devices = [device.id for device in shape.devices]
+    smallest = min(
+        len(unit) for entry in unit_classes(pricer.instance.cluster) for unit in entry.units
+    )
+    every = [
+        arrangement_prices(pricer, shape, mode, arrange(pricer, ring), smallest)
+        for ring in even_rings(pricer.instance, devices)
+    ]
+    least = [np.minimum.reduce(values) for values in zip(*every, strict=True)]
+    return StagePrices(*least)
