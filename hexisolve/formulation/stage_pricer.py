@@ -100,34 +100,40 @@ class StagePricer:
             self._layer_s[key] = known
         return known
 
-    def sharpen(self, shape: ColumnShape, deadline: float = np.inf) -> bool:
+    def sharpen(
+        self, shape: ColumnShape, deadline: float = np.inf, enough_s: FloatArray | None = None
+    ) -> bool:
         """Price layers by the bundles of the column's hosts as well; False if that is done.
 
-        It costs far more than the other rows, so only columns that matter are sharpened.
+        It costs far more than the other rows, so only columns that matter are sharpened. Prices
+        above `enough_s`, ``[length, kind, policy]``, are not asked for.
         """
         key = signature(shape)
         if not self.has_bundles or len(shape.hosts) < 2 or key in self._bundled:
             return False
         self._bundled.add(key)
-        self._layer_s[key] = np.maximum(self.layer_s(shape), self._bundled_s(shape, deadline))
+        bundled = self._bundled_s(shape, deadline, enough_s)
+        self._layer_s[key] = np.maximum(self.layer_s(shape), bundled)
         return True
 
-    def _bundled_s(self, shape: ColumnShape, deadline: float) -> FloatArray:
+    def _bundled_s(
+        self, shape: ColumnShape, deadline: float, enough_s: FloatArray | None
+    ) -> FloatArray:
         """The same from the bundles of the column's hosts (R8)."""
         cost = self.instance.cost
+        block = self.instance.workload.block_tokens
         result = np.empty((len(self.lengths.tokens), len(self.kinds), len(POLICIES)))
+        per_launch = cost.launch_overhead_s * cost.launches_per_layer
+        launches = np.array([per_launch * (1.0 + REPEATS[policy][5]) for policy in POLICIES])
+        enough = np.full(result.shape, np.inf) if enough_s is None else enough_s - launches
         for length, tokens in enumerate(self.lengths.tokens):
             for kind, layer in enumerate(self.kinds):
                 load = layer_load(self.instance, layer, tokens, shape.devices)
-                least = [
-                    least_bundled_s(load, policy, shape, cost, tokens, deadline)
-                    for policy in POLICIES[:2]
+                result[length, kind] = [
+                    least_bundled_s(load, policy, shape, cost, tokens, block, deadline, limit)
+                    for policy, limit in zip(POLICIES, enough[length, kind].tolist(), strict=True)
                 ]
-                # `full` repeats all that `layer` repeats.
-                result[length, kind] = [*least, least[1]]
-        launches = cost.launch_overhead_s * cost.launches_per_layer
-        result += np.array([launches * (1.0 + REPEATS[policy][5]) for policy in POLICIES])
-        return result
+        return result + launches
 
     def price(
         self, shape: ColumnShape, mode: StateMode, layer_s: FloatArray | None = None,
