@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexisolve.formulation.pipeline_table import FloatArray
+from hexisolve.formulation.relaxed_layer import two_work_bound_s
 from hexisolve.formulation.work import REPEATS, LayerLoad
 from hexisolve.plan.plan import Policy
 
 _MAX_SPLIT = 256
 _NEAR = 1.05  # boxes this close to the least bound are halved together
-_NUM_BISECTIONS = 16
+_NUM_BISECTIONS = 6
 Bundle = tuple[int, ...]
 
 
@@ -80,11 +81,15 @@ class Boxes:
         How much more than its even share of its bundle a group may have.
     block
         Share of the tokens that one block is; 0 where blocks are not all whole.
+    target
+        Bounds above it are not worked out: such boxes count with it.
+    mother
+        Boxes of the stage before one of its numbers of groups was fixed: halved so far.
     """
 
     def __init__(
         self, load: LayerLoad, policy: Policy, hosts: Hosts, stage: BundledStage, slack: float,
-        block: float,
+        block: float, target: float, mother: Boxes | None = None,
     ) -> None:  # fmt: skip
         self.hosts, self.bundles, self.slack = hosts, stage.bundles, slack
         self.token_step = block * hosts.num_devices
@@ -97,6 +102,7 @@ class Boxes:
         # [host, host] 1 where both are of one bundle.
         self.same = np.zeros((num_hosts, num_hosts))
         self.groups = np.zeros(num_hosts)
+        self.caps = np.ones(num_hosts)  # the most that the bundle of each can have
         for bundle, number in zip(stage.bundles, stage.groups, strict=True):
             self.same[np.ix_(bundle, bundle)] = 1.0
             self.groups[list(bundle)] = number or 0
@@ -108,7 +114,14 @@ class Boxes:
         self.inside = self._inside_s(known)
         self.passes = self._passes(known)
         self.scale = float(1.0 / (1.0 / (self.joint_dense + self.joint_attention)).sum())
-        self.low, self.high, self.all_values = self._first()
+        self.target = target
+        self.low, self.high, floor_s = self._first()
+        if mother is not None:
+            self.low, self.high, floor_s = mother.low, mother.high, mother.all_values
+        self.all_values: FloatArray = np.maximum(self.values(self.low, self.high, floor_s), floor_s)
+        open_ = self.all_values < target
+        self.low, self.high = self.low[open_], self.high[open_]
+        self.all_values = self.all_values[open_]
 
     def _inside_s(self, known: np.ndarray) -> FloatArray:
         """All-to-all seconds inside a host that has all heads, per share of the tokens."""
@@ -135,41 +148,71 @@ class Boxes:
         return result
 
     def _first(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        num_hosts = len(self.hosts.rate_in)
-        most = 6.0 * self.scale
-        low, high = np.zeros((2, num_hosts + 1)), np.ones((2, num_hosts + 1))
-        low[1, -1], high[0, -1], high[1, -1] = most, most, np.inf
-        if self.alone.all():
-            low, high = low[:1], high[:1]
-            high[0, -1] = 0.0
-        return low, high, self.values(low, high)
+        """One box over all that can keep the target."""
+        dense, attention = self.joint_dense, self.joint_attention
+        least = two_work_bound_s(dense, attention)
+        num_hosts = len(dense)
+        low, high = np.zeros((1, num_hosts + 1)), np.ones((1, num_hosts + 1))
+        busy = dense + np.where(self.alone, attention, 0.0)
+        high[0, :-1] = np.minimum(self.target / busy, 1.0)
+        high[0, -1] = 0.0 if self.alone.all() else max(self.target - least, 0.0)
+        for bundle in self.bundles:
+            own = list(bundle)
+            cap = self.target / two_work_bound_s(dense[own], attention[own])
+            self.caps[own] = min(cap, 1.0)
+        (low, high), floor_s = self._tightened(low, high, np.zeros(1))
+        return low, high, floor_s
+
+    def _tightened(
+        self, low: FloatArray, high: FloatArray, mothers: FloatArray
+    ) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
+        """Boxes cut to where shares sum to 1 and bundles have what they can do; empty ones go."""
+        tokens, most = low[:, :-1], high[:, :-1]
+        for _ in range(2):
+            tokens = np.maximum(tokens, 1.0 - (most.sum(axis=1, keepdims=True) - most))
+            # Seen from a host: other bundles can do `caps` at most, the rest is its bundle's.
+            for bundle in self.bundles:
+                own = list(bundle)
+                outside = np.ones(most.shape[1], dtype=bool)
+                outside[own] = False
+                rest = 1.0 - self.caps[own[0]]
+                room = most[:, outside]
+                least = rest - (room.sum(axis=1, keepdims=True) - room)
+                tokens[:, outside] = np.maximum(tokens[:, outside], least)
+            most = np.minimum(most, 1.0 - (tokens.sum(axis=1, keepdims=True) - tokens))
+            inside = self.caps - (tokens @ self.same - tokens)
+            most = np.minimum(most, inside)
+        exists = (tokens <= most + 1e-12).all(axis=1)
+        low = np.concatenate([tokens, low[:, -1:]], axis=1)[exists]
+        high = np.concatenate([np.maximum(most, tokens), high[:, -1:]], axis=1)[exists]
+        return (low, high), mothers[exists]
 
     @property
     def least(self) -> float:
         """The bound so far."""
-        return float(self.all_values.min(initial=np.inf))
+        return float(self.all_values.min(initial=self.target))
 
-    def halve(self, num_rounds: int, target: float, deadline: float) -> bool:
+    def halve(self, num_rounds: int, deadline: float) -> bool:
         """Halve the boxes with the least bounds; False when nothing is left to gain."""
         for _ in range(num_rounds):
             values = self.all_values
             least = self.least
-            if not np.isfinite(least) or least >= target or time.monotonic() > deadline:
+            if least >= self.target or time.monotonic() > deadline:
                 return False
-            chosen = np.flatnonzero(values <= min(least * _NEAR, target))
+            chosen = np.flatnonzero(values <= least * _NEAR)
             if len(chosen) > _MAX_SPLIT:
                 chosen = chosen[np.argsort(values[chosen], kind="stable")[:_MAX_SPLIT]]
-            parts = self._halves(self.low[chosen], self.high[chosen])
-            if parts is None:
-                return False
-            parts, mothers = _tightened(*parts, np.tile(values[chosen], 2))
-            fresh = np.maximum(self.values(*parts), mothers)
-            stays = values < target
+            parts, mothers = (self.low[chosen], self.high[chosen]), values[chosen]
+            # Few boxes are halved several times at once.
+            for _ in range(1 + (len(chosen) <= 64) + (len(chosen) <= 16)):
+                halves = self._halves(*parts)
+                if halves is None:
+                    return False
+                parts, mothers = self._tightened(*halves, np.tile(mothers, 2))
+            fresh = np.maximum(self.values(*parts, mothers), mothers)
+            added = fresh < self.target
+            stays = np.ones(len(values), dtype=bool)
             stays[chosen] = False
-            added = fresh < target
-            if not stays.any() and not added.any():
-                self.all_values = np.full(1, target)
-                return False
             self.low = np.concatenate([self.low[stays], parts[0][added]])
             self.high = np.concatenate([self.high[stays], parts[1][added]])
             self.all_values = np.concatenate([values[stays], fresh[added]])
@@ -189,8 +232,8 @@ class Boxes:
         lower[rows, side] = middle
         return np.concatenate([low, upper]), np.concatenate([lower, high])
 
-    def values(self, low: FloatArray, high: FloatArray) -> FloatArray:
-        """Least F + B of every box; infinite where no shares sum to 1."""
+    def values(self, low: FloatArray, high: FloatArray, floor_s: FloatArray) -> FloatArray:
+        """Least F + B of every box, at least `floor_s`; the target where it is not below."""
         hosts = self.hosts
         tokens, most = low[:, :-1], high[:, :-1]
         exists = (tokens.sum(axis=1) <= 1 + 1e-12) & (most.sum(axis=1) >= 1 - 1e-12)
@@ -225,26 +268,45 @@ class Boxes:
         if self.passes.any():
             forward.append((dense_f[:, None], own_f))
             backward.append((dense_b[:, None], own_b))
-        late = [
-            (other_f + other_b, np.maximum(heads_f + heads_b, 1e-30))
-            for other_f, heads_f in forward
-            for other_b, heads_b in backward
-        ]
-        least, greatest = floor.copy(), np.full_like(floor, 60.0 * self.scale) + floor
+        shape = (len(forward), len(backward), *tokens.shape)
+        other, attention = np.empty(shape), np.empty(shape)
+        for idx, (other_f, heads_f) in enumerate(forward):
+            for k, (other_b, heads_b) in enumerate(backward):
+                other[idx, k], attention[idx, k] = other_f + other_b, heads_f + heads_b
+        other, attention = other.reshape(-1, *tokens.shape), attention.reshape(-1, *tokens.shape)
+        attention = np.maximum(attention, 1e-30)
+        exists &= (fewest @ self.same <= 1.0 + 1e-12).all(axis=1)
+        result = np.full(len(low), self.target)
+        # In what is left after the exchange; most boxes end here.
+        room = self.target - exchange
+        open_ = np.flatnonzero(exists & (floor < room))
+        late = (other[:, open_], attention[:, open_])
+        limits = (fewest[open_], greatest_heads[open_])
+        alive = self._is_enough(room[open_], late, limits)
+        open_, late = open_[alive], (late[0][:, alive], late[1][:, alive])
+        limits = (limits[0][alive], limits[1][alive])
+        least, greatest = np.maximum(floor, floor_s - exchange)[open_], room[open_]
         for _ in range(_NUM_BISECTIONS):
             middle = (least + greatest) / 2
-            heads = np.full_like(greatest_heads, 2.0)
-            for other, attention in late:
-                heads = np.minimum(heads, (middle[:, None] - other) / attention)
-            # Whole heads on every device.
-            heads = np.floor(heads / self.head_step + 1e-9) * self.head_step
-            heads = np.minimum(heads, greatest_heads)
-            enough = (heads >= fewest - 1e-12).all(axis=1)
-            enough &= (heads @ self.same >= 1.0 - 1e-9).all(axis=1)
+            enough = self._is_enough(middle, late, limits)
             greatest = np.where(enough, middle, greatest)
             least = np.where(enough, least, middle)
-        exists &= (fewest @ self.same <= 1.0 + 1e-12).all(axis=1)
-        return np.where(exists, exchange + least, np.inf)
+        result[open_] = exchange[open_] + least
+        return result
+
+    def _is_enough(
+        self, seconds: FloatArray, late: tuple[FloatArray, FloatArray],
+        limits: tuple[FloatArray, FloatArray],
+    ) -> np.ndarray:  # fmt: skip
+        """Whether the hosts of every bundle can do all heads in time."""
+        (other, attention), (fewest, greatest) = late, limits
+        heads = ((seconds[:, None] - other) / attention).min(axis=0, initial=2.0)
+        # Whole heads on every device.
+        heads = np.floor(heads / self.head_step + 1e-9) * self.head_step
+        heads = np.minimum(heads, greatest)
+        enough: np.ndarray = (heads >= fewest - 1e-12).all(axis=1)
+        enough &= (heads @ self.same >= 1.0 - 1e-9).all(axis=1)
+        return enough
 
     def _heads(
         self, tokens: FloatArray, most: FloatArray, of_bundle: FloatArray, exchange_most: FloatArray
@@ -323,26 +385,14 @@ class Boxes:
         return forward, backward
 
 
-def _tightened(
-    low: FloatArray, high: FloatArray, mothers: FloatArray
-) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
-    """Boxes cut to where shares sum to 1; empty ones go."""
-    tokens, most = low[:, :-1], high[:, :-1]
-    for _ in range(2):
-        tokens = np.maximum(tokens, 1.0 - (most.sum(axis=1, keepdims=True) - most))
-        most = np.minimum(most, 1.0 - (tokens.sum(axis=1, keepdims=True) - tokens))
-    exists = (tokens <= most + 1e-12).all(axis=1)
-    low = np.concatenate([tokens, low[:, -1:]], axis=1)[exists]
-    high = np.concatenate([np.maximum(most, tokens), high[:, -1:]], axis=1)[exists]
-    return (low, high), mothers[exists]
-
-
-def assign(stage: BundledStage, numbers: Sequence[Sequence[int]]) -> list[BundledStage]:
-    """The stage with every number of groups for its first bundle that has none."""
+def assign(
+    stage: BundledStage, numbers: Sequence[Sequence[int]], slowness: Sequence[float]
+) -> list[BundledStage]:
+    """The stage with every number of groups for one more bundle: the slowest inside its hosts."""
     open_ = [idx for idx, number in enumerate(stage.groups) if number is None]
     if not open_:
         return []
-    place = max(open_, key=lambda idx: len(stage.bundles[idx]))
+    place = max(open_, key=lambda idx: (slowness[idx], len(stage.bundles[idx])))
     return [
         BundledStage(stage.bundles, (*stage.groups[:place], number, *stage.groups[place + 1 :]))
         for number in numbers[place]

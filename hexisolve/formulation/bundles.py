@@ -33,69 +33,99 @@ from hexisolve.plan.plan import Policy
 
 MAX_HOSTS = 4
 _NUM_ROUNDS = 6  # of halving between two looks at what is least
-_MAX_ROUNDS = 48
+_OPEN_ROUNDS = 12  # before a number of groups is fixed
+_MAX_ROUNDS = 600
 
 
-def least_bundled_s(
-    load: LayerLoad,
-    policy: Policy,
-    column: ColumnShape,
-    cost: CostConstants,
-    num_tokens: int,
-    block_tokens: int,
-    deadline: float = np.inf,
-    enough_s: float = np.inf,
-) -> float:
-    """Least F + B seconds of a layer over all bundles of the hosts.
+class BundledLayer:
+    """Least F + B seconds of a layer over all bundles of the hosts of a column.
 
-    The launches of the layer are not counted, those of ring hops are. After the `deadline` (on
-    `time.monotonic`) boxes are no longer halved: weaker, still a bound.
+    The launches of the layer are not counted, those of ring hops are. Never more than the fastest
+    host alone needs: a column without the others is no slower. Nor more than `enough_s`: nobody
+    asks for more. `bound_s` is valid at any time; `run` raises it.
 
-    Never more than the fastest host alone needs: a column without the others is no slower. Nor
-    more than `enough_s`: nobody asks for more.
     0 for one host and for more than `MAX_HOSTS`, where this bound is not computed.
     """
-    num_hosts = len(column.hosts)
-    if not 2 <= num_hosts <= MAX_HOSTS or not load.is_proportional:
-        return 0.0
-    hosts = _hosts(load, policy, column)
-    # Groups take blocks in turn, and pieces of odd size have a few pairs less than their share.
-    slack = num_hosts * block_tokens / num_tokens + 2.0 * len(column.devices) / (num_tokens + 1)
-    block = 0.0 if num_tokens % block_tokens else block_tokens / num_tokens
-    hop_s = cost.launch_overhead_s * (2 + REPEATS[policy][4])
-    target = float((hosts.dense_forward + hosts.dense_backward + hosts.attention_forward
-                    + hosts.attention_backward).min())  # fmt: skip
-    target = min(target, enough_s)
-    order = itertools.count()
-    heap: list[tuple[float, int, int, BundledStage, Boxes]] = []
 
-    def push(stage: BundledStage, floor_s: float) -> None:
-        hops = sum(number or 1 for number in stage.groups) - 1
-        boxes = Boxes(load, policy, hosts, stage, slack, block)
-        value = max(boxes.least + hops * hop_s, floor_s)
-        heapq.heappush(heap, (value, next(order), 0, stage, boxes))
+    def __init__(
+        self,
+        load: LayerLoad,
+        policy: Policy,
+        column: ColumnShape,
+        cost: CostConstants,
+        num_tokens: int,
+        block_tokens: int,
+        enough_s: float = np.inf,
+    ) -> None:
+        self.load, self.policy = load, policy
+        num_hosts = len(column.hosts)
+        self._order = itertools.count()
+        self._open: list[tuple[float, int, int, BundledStage, Boxes]] = []
+        self._closed_s = np.inf
+        self._target_s = 0.0
+        if not 2 <= num_hosts <= MAX_HOSTS or not load.is_proportional:
+            return
+        self._hosts = hosts = _hosts(load, policy, column)
+        # Groups take blocks in turn; pieces of odd size have a few pairs less than their share.
+        odd = 2.0 * len(column.devices) / (num_tokens + 1)
+        self._slack = num_hosts * block_tokens / num_tokens + odd
+        self._block = 0.0 if num_tokens % block_tokens else block_tokens / num_tokens
+        self._hop_s = cost.launch_overhead_s * (2 + REPEATS[policy][4])
+        alone = (hosts.dense_forward + hosts.dense_backward + hosts.attention_forward
+                 + hosts.attention_backward)  # fmt: skip
+        self._target_s = min(float(alone.min()), enough_s)
+        for bundles in _partitions(tuple(range(num_hosts))):
+            if _is_first_of_twins(bundles, hosts):
+                self._push(BundledStage(bundles, (None,) * len(bundles)), 0.0)
 
-    for bundles in _partitions(tuple(range(num_hosts))):
-        if _is_first_of_twins(bundles, hosts):
-            push(BundledStage(bundles, (None,) * len(bundles)), 0.0)
-    while heap and heap[0][0] < target and time.monotonic() < deadline:
-        value, _, rounds, stage, boxes = heapq.heappop(heap)
-        hops_s = (sum(number or 1 for number in stage.groups) - 1) * hop_s
-        most = _MAX_ROUNDS if None not in stage.groups else _NUM_ROUNDS
-        goes_on = rounds < most and boxes.halve(_NUM_ROUNDS, target - hops_s, deadline)
-        value = max(value, boxes.least + hops_s)
-        if value >= target:
-            continue
-        if goes_on:
-            heapq.heappush(heap, (value, next(order), rounds + _NUM_ROUNDS, stage, boxes))
-            continue
-        numbers = [_numbers_of_groups(bundle, hosts) for bundle in stage.bundles]
-        opened = assign(stage, numbers)
-        if not opened:
-            return min(value, target)
-        for each in opened:
-            push(each, value)
-    return float(min(heap[0][0], target)) if heap else target
+    @property
+    def bound_s(self) -> float:
+        """What is proved so far."""
+        least = min(self._open[0][0] if self._open else np.inf, self._closed_s)
+        return float(min(least, self._target_s))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `run` cannot raise the bound."""
+        return not self._open or self._open[0][0] >= min(self._target_s, self._closed_s)
+
+    def run(self, pause_s: float, deadline: float = np.inf) -> None:
+        """Raise the bound to `pause_s`, or until it is done or the deadline has come.
+
+        The deadline is on `time.monotonic`.
+        """
+        while not self.is_done and self.bound_s < pause_s and time.monotonic() < deadline:
+            value, _, rounds, stage, boxes = heapq.heappop(self._open)
+            most = _MAX_ROUNDS if None not in stage.groups else _OPEN_ROUNDS
+            goes_on = rounds < most and boxes.halve(_NUM_ROUNDS, deadline)
+            value = max(value, boxes.least + self._hops_s(stage))
+            if value >= self._target_s:
+                continue
+            if goes_on or time.monotonic() > deadline:
+                entry = (value, next(self._order), rounds + _NUM_ROUNDS, stage, boxes)
+                heapq.heappush(self._open, entry)
+                continue
+            numbers = [_numbers_of_groups(bundle, self._hosts) for bundle in stage.bundles]
+            slowness = [
+                float(self._hosts.device_exchange[list(bundle)].max()) for bundle in stage.bundles
+            ]
+            opened = assign(stage, numbers, slowness)
+            if not opened:
+                self._closed_s = min(self._closed_s, value)
+            for each in opened:
+                self._push(each, value, boxes)
+
+    def _hops_s(self, stage: BundledStage) -> float:
+        return (sum(number or 1 for number in stage.groups) - 1) * self._hop_s
+
+    def _push(self, stage: BundledStage, floor_s: float, mother: Boxes | None = None) -> None:
+        hops_s = self._hops_s(stage)
+        target = self._target_s - hops_s
+        boxes = Boxes(
+            self.load, self.policy, self._hosts, stage, self._slack, self._block, target, mother
+        )
+        value = max(boxes.least + hops_s, floor_s)
+        heapq.heappush(self._open, (value, next(self._order), 0, stage, boxes))
 
 
 def _numbers_of_groups(bundle: Bundle, hosts: Hosts) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -124,19 +124,32 @@ def _prices(pricer: StagePricer, shape: ColumnShape, mode: StateMode) -> StagePr
 
 
 def sharpened(
-    problem: RelaxedProblem, wanted: Collection[tuple[int, ...]], deadline: float = np.inf
+    problem: RelaxedProblem,
+    wanted: Collection[tuple[int, ...]],
+    deadline: float = np.inf,
+    enough_s: Mapping[tuple[int, ...], FloatArray] | None = None,
+    step: float = np.inf,
 ) -> RelaxedProblem | None:
     """The problem with columns of these units priced more sharply; None when none can be.
 
-    What is not worked out by the `deadline` stays as loose as it is then.
+    Parameters
+    ----------
+    deadline
+        What is not worked out by then stays as loose as it is.
+    enough_s
+        By units, prices of layers that need not be exceeded.
+    step
+        About how much prices should rise, as a share; without it as much as they can.
     """
     pricer = problem.pricer
     # Columns that look alike share a price, so all of them change together.
-    changed = [
-        signature(entry.shape)
-        for entry in problem.pool
-        if entry.column.units in wanted and pricer.sharpen(entry.shape, deadline)
-    ]
+    changed = set()
+    for entry in problem.pool:
+        key = signature(entry.shape)
+        if entry.column.units in wanted and key not in changed:
+            enough = (enough_s or {}).get(entry.column.units)
+            if pricer.sharpen(entry.shape, deadline, enough, step):
+                changed.add(key)
     if not changed:
         return None
     pool = tuple(

@@ -9,7 +9,7 @@ import numpy as np
 
 from hexisolve.cost.flop import head_forward_flop
 from hexisolve.data.instance import Instance
-from hexisolve.formulation.bundles import least_bundled_s
+from hexisolve.formulation.bundles import BundledLayer
 from hexisolve.formulation.cuts import CutRates
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.relaxed_layer import ColumnShape, least_layer_s, two_work_bound_s
@@ -53,7 +53,7 @@ class StagePricer:
         self.kinds = tuple(dict.fromkeys(instance.model.layers))
         self.memories = tuple(layer_memory(instance, kind) for kind in self.kinds)
         self.has_bundles = len(instance.cluster.devices) > MAX_SINGLE_DEVICES
-        self._bundled: set[object] = set()
+        self._bundled: dict[object, list[BundledLayer]] = {}
         self._layer_s: dict[object, FloatArray] = {}
 
     def entry_s(self, numbers: Sequence[int]) -> float:
@@ -101,39 +101,58 @@ class StagePricer:
         return known
 
     def sharpen(
-        self, shape: ColumnShape, deadline: float = np.inf, enough_s: FloatArray | None = None
+        self,
+        shape: ColumnShape,
+        deadline: float = np.inf,
+        enough_s: FloatArray | None = None,
+        step: float = np.inf,
     ) -> bool:
-        """Price layers by the bundles of the column's hosts as well; False if that is done.
+        """Price layers by the bundles of the column's hosts as well (R8); False if that is done.
 
-        It costs far more than the other rows, so only columns that matter are sharpened. Prices
-        above `enough_s`, ``[length, kind, policy]``, are not asked for.
+        It costs far more than the other rows, so only columns that matter are sharpened, and each
+        time only by about `step` of its price. Prices above `enough_s` (of the first call),
+        ``[length, kind, policy]``, are not asked for.
         """
-        key = signature(shape)
-        if not self.has_bundles or len(shape.hosts) < 2 or key in self._bundled:
+        if not self.has_bundles or len(shape.hosts) < 2:
             return False
-        self._bundled.add(key)
-        bundled = self._bundled_s(shape, deadline, enough_s)
-        self._layer_s[key] = np.maximum(self.layer_s(shape), bundled)
+        key = signature(shape)
+        if key not in self._bundled:
+            self._bundled[key] = self._bundled_layers(shape, enough_s)
+        layers = self._bundled[key]
+        if all(layer.is_done for layer in layers):
+            return False
+        known = self.layer_s(shape)
+        launches = self._launches_s()
+        pauses = (known - launches).ravel() * (1.0 + step)
+        for layer, pause in zip(layers, pauses.tolist(), strict=True):
+            layer.run(pause, deadline)
+        bounds = np.array([layer.bound_s for layer in layers]).reshape(known.shape)
+        self._layer_s[key] = np.maximum(known, bounds + launches)
         return True
 
-    def _bundled_s(
-        self, shape: ColumnShape, deadline: float, enough_s: FloatArray | None
-    ) -> FloatArray:
-        """The same from the bundles of the column's hosts (R8)."""
+    def _launches_s(self) -> FloatArray:
+        """``[policy]`` launches of a layer."""
         cost = self.instance.cost
-        block = self.instance.workload.block_tokens
-        result = np.empty((len(self.lengths.tokens), len(self.kinds), len(POLICIES)))
-        per_launch = cost.launch_overhead_s * cost.launches_per_layer
-        launches = np.array([per_launch * (1.0 + REPEATS[policy][5]) for policy in POLICIES])
-        enough = np.full(result.shape, np.inf) if enough_s is None else enough_s - launches
+        per_pass = cost.launch_overhead_s * cost.launches_per_layer
+        return np.array([per_pass * (1.0 + REPEATS[policy][5]) for policy in POLICIES])
+
+    def _bundled_layers(
+        self, shape: ColumnShape, enough_s: FloatArray | None
+    ) -> list[BundledLayer]:
+        """One for every length, kind and policy."""
+        instance, layers = self.instance, []
+        block = instance.workload.block_tokens
         for length, tokens in enumerate(self.lengths.tokens):
-            for kind, layer in enumerate(self.kinds):
-                load = layer_load(self.instance, layer, tokens, shape.devices)
-                result[length, kind] = [
-                    least_bundled_s(load, policy, shape, cost, tokens, block, deadline, limit)
-                    for policy, limit in zip(POLICIES, enough[length, kind].tolist(), strict=True)
+            for idx, kind in enumerate(self.kinds):
+                load = layer_load(instance, kind, tokens, shape.devices)
+                enough = np.full(len(POLICIES), np.inf)
+                if enough_s is not None:
+                    enough = enough_s[length, idx] - self._launches_s()
+                layers += [
+                    BundledLayer(load, policy, shape, instance.cost, tokens, block, limit)
+                    for policy, limit in zip(POLICIES, enough.tolist(), strict=True)
                 ]
-        return result + launches
+        return layers
 
     def price(
         self, shape: ColumnShape, mode: StateMode, layer_s: FloatArray | None = None,

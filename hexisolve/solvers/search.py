@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
 
 from hexisolve.data.instance import Instance
 from hexisolve.errors import PlanError
@@ -12,7 +14,7 @@ from hexisolve.formulation.configuration_program import (
     build_configuration_program,
     count_places,
 )
-from hexisolve.formulation.pipeline_table import Configuration
+from hexisolve.formulation.pipeline_table import Configuration, FloatArray
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem, sharpened
 from hexisolve.formulation.units import connected_parts, devices_of
@@ -40,6 +42,8 @@ _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 _NUM_SIMPLE = 16
 _LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
+_SHARPER = 0.02  # prices rise by this share before the optimum is looked for again
+_NEAR_ENOUGH = 0.003
 _MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
 
 
@@ -146,18 +150,23 @@ class Search:
             least = min(self._met, key=lambda configuration: self._met[configuration])
             units = {relaxed.columns[choice.column].units for choice in least}
             self._remembered.update(dict.fromkeys(units))
-            # The widest column first: it is the least certain one.
-            widest = max(units, key=lambda counts: (sum(counts), counts))
-            until = self.part_deadline - _LEAST_SEARCH_S
-            sharper = sharpened(relaxed, {widest}, until) or sharpened(relaxed, units, until)
-            if sharper is None:
+            until = min(deadline, self.part_deadline - _LEAST_SEARCH_S)
+            sharper = sharpened(relaxed, units, until, self._enough_s(units), _SHARPER)
+            if sharper is None or time.monotonic() > deadline:
                 break
             relaxed = self.relaxed = sharper
             self._met = {}
             self._prove(relaxed, max(deadline, time.monotonic() + 0.3), most_labels=256)
-            if time.monotonic() > deadline:
-                break
         return relaxed
+
+    def _enough_s(self, wanted: Collection[tuple[int, ...]]) -> dict[tuple[int, ...], FloatArray]:
+        """Prices of layers of real stages, a little less: bounds need not exceed them."""
+        enough = {}
+        for units in wanted:
+            stages = [entry.column.stage.layer_s for entry in self._priced.get(units, ())]
+            if stages:
+                enough[units] = np.min(stages, axis=0) * (1.0 - _NEAR_ENOUGH)
+        return enough
 
     def accept_start(self, plan: Plan) -> None:
         """Take a user's plan as the first incumbent."""
