@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hexisolve.commands.arguments import whole_number
+from hexisolve.commands.arguments import file_path, whole_number
 from hexisolve.commands.search import (
     Answer,
     add_search_arguments,
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", metavar="N", type=whole_number, default=NUM_STEPS, help="default %(default)s"
     )
-    parser.add_argument("-o", "--output", metavar="PLAN", type=Path, help="keep the plan here")
+    parser.add_argument("-o", "--output", metavar="PLAN", type=file_path, help="keep the plan here")
     add_search_arguments(parser)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hexisolve.commands.arguments import positive_seconds, seed_number, whole_number
-from hexisolve.commands.plans import legal_plan_from
+from hexisolve.commands.arguments import file_path, positive_seconds, seed_number, whole_number
+from hexisolve.commands.plans import add_plan_argument, legal_plan_from
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 from hexisolve.commands.training import (
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("plan", metavar="PLAN", help="plan file, as written by `solve --output`")
+    add_plan_argument(parser)
     parser.add_argument(
-        "--data", metavar="FOLDER", type=Path,
+        "--data", metavar="FOLDER", type=file_path,
         help="folder of text, tokenised by bytes; without it, Python's own standard library",
     )  # fmt: skip
     parser.add_argument(

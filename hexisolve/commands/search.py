@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hexisolve.commands.arguments import (
+    file_name,
     positive_seconds,
     relative_gap,
     seed_number,
     whole_number,
 )
+from hexisolve.commands.plans import plan_for
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 from hexisolve.report.tables import make_table, percent
@@ -52,20 +54,27 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact method that proves the bound, cp-sat or dp; default %(default)s",
     )  # fmt: skip
     group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
-    group.add_argument("--start", metavar="PLAN", help="plan file to start from")
     group.add_argument(
         "--seed", metavar="N", type=seed_number, default=0, help="default %(default)s"
     )
-    parser.set_defaults(no_baselines=False)
+    parser.set_defaults(no_baselines=False, start=None)
+
+
+def add_start_argument(parser: argparse.ArgumentParser) -> None:
+    """``--start PLAN``."""
+    parser.add_argument(
+        "--start", metavar="PLAN", type=file_name, help="plan file of this instance to start from"
+    )
 
 
 def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer:
     """Solve the instance as the arguments say, then price the baselines."""
-    from hexisolve.plan.io import read_plan
     from hexisolve.solvers.baselines import baselines
     from hexisolve.solvers.solve import solve
 
-    start = read_plan(args.start).plan if args.start else None
+    start = None
+    if args.start is not None:
+        start = plan_for(instance, "the instance given", args.start)
     with progress(shell, f"solving, {args.time_limit:g} s at most") as report:
         result = solve(
             instance,
