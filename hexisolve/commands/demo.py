@@ -21,14 +21,13 @@ from hexisolve.commands.training import (
     StepPrinter,
     is_exact,
     one_thread_per_process,
-    summary_document,
     summary_lines,
 )
 
 if TYPE_CHECKING:
     from hexisolve.data.instance import Instance
     from hexisolve.plan.plan import Plan
-    from hexisolve.runtime.launch import TrainingSummary
+    from hexisolve.runtime.records import TrainingSummary
 
 INSTANCE = "demo"
 NUM_STEPS = 30
@@ -47,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Run the demo; 1 if anything it claims does not come out."""
     from hexisolve.data.instance_file import read_instance
+    from hexisolve.plan.evaluate import evaluate
     from hexisolve.plan.io import write_plan
     from hexisolve.report.plan import plan_parts
 
@@ -70,12 +70,15 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
     _say(shell, f"3. Prove: {num_transfers} transfers of the compiled programs meet, none can "
          "wait for ever")  # fmt: skip
     _say(shell, f"4. Run: {len(plan.layout.ranks)} processes and, beside them, one")
-    summary = _train(instance, plan, args, shell)
+    predicted_s = evaluate(instance, plan).step_time_s
+    summary = _train(instance, plan, args, StepPrinter(shell, predicted_s, verifies=True))
     failures = _failures(answer, plan, summary)
     if shell.is_json:
+        from hexisolve.runtime.records import summary_document
+
         shell.write_json(
             comparison_document(answer)
-            | {"training": summary_document(summary), "failures": failures}
+            | {"training": summary_document(summary, predicted_s), "failures": failures}
         )
     else:
         shell.show(*summary_lines(summary))
@@ -113,12 +116,10 @@ def _prove(instance: Instance, plan: Plan) -> int:
 
 
 def _train(
-    instance: Instance, plan: Plan, args: argparse.Namespace, shell: Shell
+    instance: Instance, plan: Plan, args: argparse.Namespace, printer: StepPrinter
 ) -> TrainingSummary:
-    from hexisolve.plan.evaluate import evaluate
     from hexisolve.runtime.launch import train
 
-    printer = StepPrinter(shell, evaluate(instance, plan).step_time_s, verifies=True)
     return train(
         instance,
         plan,
@@ -127,7 +128,7 @@ def _train(
         learning_rate=LEARNING_RATE,
         seed=args.seed,
         verify=True,
-        on_step=None if shell.is_json else printer,
+        on_step=None if printer.shell.is_json else printer,
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hexisolve.commands.arguments import file_path, positive_seconds, seed_number, whole_number
 from hexisolve.commands.plans import add_plan_argument, legal_plan_from
@@ -16,12 +15,11 @@ from hexisolve.commands.training import (
     StepPrinter,
     is_exact,
     one_thread_per_process,
-    summary_document,
-    summary_lines,
 )
 from hexisolve.errors import InstanceError
 
 if TYPE_CHECKING:
+    from hexisolve.data.instance import Instance
     from hexisolve.plan.plan import Plan
 
 
@@ -57,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", metavar="N", type=whole_number,
         help="processes to start; must be the ranks of the plan, which is the default",
     )  # fmt: skip
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu",
+        help="under torchrun: cuda uses NCCL and is untested; default %(default)s",
+    )  # fmt: skip
     parser.set_defaults(instance=None)
 
 
@@ -74,60 +76,68 @@ def _rate(text: str) -> float:
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Train; print one line per step and a summary."""
     one_thread_per_process()
+    instance, plan = legal_plan_from(args)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _run_rank(args, shell)
+        return _run_rank(args, instance, plan, shell)
+    return _run_local(args, instance, plan, shell)
+
+
+def _run_local(args: argparse.Namespace, instance: Instance, plan: Plan, shell: Shell) -> int:
+    """Start one process per rank on this machine."""
     from hexisolve.plan.evaluate import evaluate
     from hexisolve.runtime.launch import train
 
-    instance, plan = legal_plan_from(args)
-    _check_processes(args.processes, plan)
+    if args.device != "cpu":
+        raise InstanceError.single(
+            "--device", args.device, "needs one process per device that torchrun started",
+            "write `torchrun ... -m hexisolve run`",
+        )  # fmt: skip
+    _check_processes("--processes", args.processes, plan)
     printer = StepPrinter(shell, evaluate(instance, plan).step_time_s, args.verify)
     with progress(shell, f"starting {len(plan.layout.ranks)} processes"):
         summary = train(
-            instance,
-            plan,
-            data=args.data,
-            num_steps=args.steps,
-            dtype=args.dtype,
-            learning_rate=args.learning_rate,
-            seed=args.seed,
-            verify=args.verify,
-            timeout_s=args.timeout,
-            on_step=printer,
+            instance, plan, verify=args.verify, on_step=printer, **_training_options(args)
         )
-    if shell.is_json:
-        document = {"summary": True} | summary_document(summary)
-        document["predicted_step_time_s"] = printer.predicted_step_time_s
-        shell.write_json(document, indent=None)
-    else:
-        shell.show(*summary_lines(summary))
+    printer.close(summary)
     tolerance = 1e-10 if args.dtype == "float64" else MAX_LOSS_DIFFERENCE
     return 0 if not args.verify or is_exact(summary, tolerance) else 1
 
 
-def _check_processes(num_processes: int | None, plan: Plan) -> None:
-    num_ranks = len(plan.layout.ranks)
-    if num_processes is not None and num_processes != num_ranks:
-        raise InstanceError.single(
-            "--processes", num_processes, f"the plan has {num_ranks} ranks",
-            f"start {num_ranks}, or solve for a cluster of {num_processes} devices",
-        )  # fmt: skip
+def _run_rank(args: argparse.Namespace, instance: Instance, plan: Plan, shell: Shell) -> int:
+    """Be the one rank that torchrun made this process; rank 0 prints."""
+    from hexisolve.plan.evaluate import evaluate
+    from hexisolve.runtime.entry import train_rank
 
-
-def _run_rank(args: argparse.Namespace, shell: Shell) -> int:
-    """Be the one rank that torchrun made this process."""
-    from hexisolve.runtime.entry import main
-
-    legal_plan_from(args)
     if args.verify:
         raise InstanceError.single(
             "--verify", None, "needs local processes", "leave torchrun out, or use `verify PLAN`"
         )
-    options = [
-        str(args.plan),
-        *("--steps", str(args.steps), "--dtype", args.dtype, "--seed", str(args.seed)),
-        *("--learning-rate", str(args.learning_rate), "--timeout", str(args.timeout)),
-        *(() if args.data is None else ("--data", str(args.data))),
-    ]
-    with contextlib.redirect_stdout(shell.out):
-        return main(options)
+    _check_processes("WORLD_SIZE", int(os.environ["WORLD_SIZE"]), plan)
+    printer = StepPrinter(shell, evaluate(instance, plan).step_time_s, verifies=False)
+    summary = train_rank(
+        instance, plan, device=args.device, on_step=printer, **_training_options(args)
+    )
+    if os.environ["RANK"] == "0":
+        printer.close(summary)
+    return 0
+
+
+def _training_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What both ways to start take."""
+    return {
+        "data": args.data,
+        "num_steps": args.steps,
+        "dtype": args.dtype,
+        "learning_rate": args.learning_rate,
+        "seed": args.seed,
+        "timeout_s": args.timeout,
+    }
+
+
+def _check_processes(field: str, num_processes: int | None, plan: Plan) -> None:
+    num_ranks = len(plan.layout.ranks)
+    if num_processes is not None and num_processes != num_ranks:
+        raise InstanceError.single(
+            field, num_processes, f"the plan has {num_ranks} ranks",
+            f"start {num_ranks} processes, or solve for a cluster of {num_processes} devices",
+        )  # fmt: skip
