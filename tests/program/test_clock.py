@@ -23,6 +23,14 @@ from hexisolve.program.played import Aside, Await, Join, Meet, Played, Post, Run
 from hexisolve.program.player import Player, StuckError
 from hexisolve.program.timeline import Timeline
 from hexisolve.solvers.baselines import baselines
+from tests.plan.plan_examples import (
+    instance_of,
+    model_of,
+    plan_of,
+    stage_of,
+    two_hosts,
+    whole_chunks,
+)
 from tests.plans import CASES, large, one_rank, three_stages, two_stages
 
 
@@ -202,3 +210,23 @@ def test_a_collective_aside_moves_hop_by_hop() -> None:
         lists[rank].append(Join())
     ends = Player(lists, SharedLinks([1.0, 1.0])).play()
     assert ends == {0: pytest.approx(6.0), 1: pytest.approx(6.0)}
+
+
+@pytest.mark.parametrize("policy", ["layer", "full"])
+@pytest.mark.parametrize("gradients", ["step", "chunk"])
+@pytest.mark.parametrize("link", [2e5, 8e5, 1e7])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gathers_beside_busy_links_cost_what_evaluate_says(
+    groups: int, link: float, gradients: str, policy: str
+) -> None:
+    """From links that hold everything up to links that hold nothing up (cost equation 9)."""
+    size, heads = 4 // groups, groups
+    ring = [
+        [(f"d{size * g + r}", 250, (r * heads, (r + 1) * heads)) for r in range(size)]
+        for g in range(groups)
+    ]
+    stage = stage_of((0, 6), *ring, zero=3, zero3_gradients=gradients)
+    instance = instance_of(two_hosts(link), model_of(6))
+    plan = plan_of([stage], whole_chunks([1000] * 2), policy)
+    timeline = simulate(instance, plan)
+    assert timeline.step_time_s == pytest.approx(evaluate(instance, plan).step_time_s, rel=0.02)
