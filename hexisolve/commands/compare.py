@@ -29,5 +29,5 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
     if shell.is_json:
         shell.write_json(comparison_document(answer))
     else:
-        shell.show(result_text(answer.result), comparison_table(answer))
+        shell.show(result_text(answer), comparison_table(answer))
     return 0 if answer.result.plan is not None else 1

@@ -21,7 +21,6 @@ from hexisolve.commands.training import (
     StepPrinter,
     is_exact,
     one_thread_per_process,
-    summary_lines,
 )
 
 if TYPE_CHECKING:
@@ -57,12 +56,12 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
     answer = search(instance, args, shell)
     plan = answer.result.plan
     if plan is None:
-        shell.say(result_text(answer.result))
+        shell.say(result_text(answer))
         return 1
     if args.output is not None:
         write_plan(args.output, instance, plan)
     if not shell.is_json:
-        shell.show(result_text(answer.result), *plan_parts(instance, plan))
+        shell.show(result_text(answer), *plan_parts(instance, plan))
     _say(shell, "2. Compare with even splits and published heuristics")
     if not shell.is_json:
         shell.show(comparison_table(answer))
@@ -71,7 +70,8 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
          "wait for ever")  # fmt: skip
     _say(shell, f"4. Run: {len(plan.layout.ranks)} processes and, beside them, one")
     predicted_s = evaluate(instance, plan).step_time_s
-    summary = _train(instance, plan, args, StepPrinter(shell, predicted_s, verifies=True))
+    printer = StepPrinter(shell, predicted_s, verifies=True)
+    summary = _train(instance, plan, args, printer)
     failures = _failures(answer, plan, summary)
     if shell.is_json:
         from hexisolve.runtime.records import summary_document
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
             | {"training": summary_document(summary, predicted_s), "failures": failures}
         )
     else:
-        shell.show(*summary_lines(summary))
+        printer.close(summary)
     for failure in failures:
         shell.say(f"FAILED: {failure}")
     if not failures:

@@ -62,7 +62,7 @@ class StepPrinter:
             document = summary_document(summary, self.predicted_step_time_s)
             self.shell.write_json({"summary": True} | document, indent=None)
         else:
-            self.shell.show(*summary_lines(summary))
+            self.shell.show(*summary_lines(summary, self.predicted_step_time_s))
 
     def _line(self, text: str) -> None:
         self.shell.out.write(text + "\n")
@@ -83,12 +83,14 @@ def is_exact(summary: TrainingSummary, max_loss_difference: float = MAX_LOSS_DIF
     )
 
 
-def summary_lines(summary: TrainingSummary) -> list[str]:
+def summary_lines(summary: TrainingSummary, predicted_step_time_s: float) -> list[str]:
     """What the run did and, if verified, how far it is from one process."""
     lines = [
         f"{summary.num_steps} steps of {summary.num_parameters:,} parameters on"
         f" {summary.num_ranks} processes: loss {summary.first_loss:.4f} to"
-        f" {summary.last_loss:.4f}, {summary.tokens_per_s:,.0f} tokens/s"
+        f" {summary.last_loss:.4f}, {summary.tokens_per_s:,.0f} tokens/s",
+        f"step time {format_seconds(summary.mean_step_time_s)}; the cost model says"
+        f" {format_seconds(predicted_step_time_s)} on the cluster of the plan",
     ]
     if summary.max_relative_difference is not None:
         lines.append(
