@@ -17,6 +17,7 @@ from hexisolve.commands.training import (
     one_thread_per_process,
 )
 from hexisolve.errors import InstanceError
+from hexisolve.units import format_bytes
 
 if TYPE_CHECKING:
     from hexisolve.data.instance import Instance
@@ -93,7 +94,9 @@ def _run_local(args: argparse.Namespace, instance: Instance, plan: Plan, shell: 
             "write `torchrun ... -m hexisolve run`",
         )  # fmt: skip
     _check_processes("--processes", args.processes, plan)
-    printer = StepPrinter(shell, evaluate(instance, plan).step_time_s, args.verify)
+    price = evaluate(instance, plan)
+    _check_memory(sum(device.memory.states for device in price.devices))
+    printer = StepPrinter(shell, price.step_time_s, args.verify)
     with progress(shell, f"starting {len(plan.layout.ranks)} processes"):
         summary = train(
             instance, plan, verify=args.verify, on_step=printer, **_training_options(args)
@@ -132,6 +135,26 @@ def _training_options(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
         "timeout_s": args.timeout,
     }
+
+
+def _check_memory(states_bytes: int) -> None:
+    """Refuse what would only drive this machine into its swap space."""
+    available_bytes = machine_bytes()
+    if available_bytes is not None and states_bytes > available_bytes:
+        raise InstanceError.single(
+            "plan", format_bytes(states_bytes),
+            f"weights and states of all ranks need more than this machine has, "
+            f"{format_bytes(available_bytes)}",
+            "start it with torchrun on the hosts of the plan, or prove it here with `verify PLAN`",
+        )  # fmt: skip
+
+
+def machine_bytes() -> int | None:
+    """Memory of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def _check_processes(field: str, num_processes: int | None, plan: Plan) -> None:

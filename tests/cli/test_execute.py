@@ -205,6 +205,24 @@ def test_a_rank_that_does_not_fit_is_bad_input(
         assert word in outcome.err
 
 
+def test_a_model_larger_than_this_machine_is_refused(
+    shell, byte_plan_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexisolve.commands.run.machine_bytes", lambda: 1000)
+    outcome = shell("run", byte_plan_path)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    for word in ("1000 B", "torchrun", "verify PLAN"):
+        assert word in outcome.err
+
+
+def test_this_machine_has_memory() -> None:
+    from hexisolve.commands.run import machine_bytes
+
+    found = machine_bytes()
+    assert found is None or found > 2**20
+
+
 def test_cuda_needs_torchrun(shell, byte_plan_path: Path) -> None:
     outcome = shell("run", byte_plan_path, "--device", "cuda")
     assert outcome.code == 2
