@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["cluster", "model", "instance", "plan"]
 KINDS: tuple[Kind, ...] = ("cluster", "model", "instance", "plan")
-_KIND2FOLDER: Mapping[Kind, Literal["clusters", "llm", "instances"]] = {
+KIND2FOLDER: Mapping[Kind, Literal["clusters", "llm", "instances"]] = {
     "cluster": "clusters",
     "model": "llm",
     "instance": "instances",
@@ -47,7 +47,7 @@ def kind_of(what: str) -> Kind:
         return kind
     is_name = "/" not in what and not what.endswith((".yaml", ".yml", ".json"))
     if is_name and not Path(what).exists():
-        names = [name for folder in _KIND2FOLDER.values() for name in bundled_names(folder)]
+        names = [name for folder in KIND2FOLDER.values() for name in bundled_names(folder)]
         raise InstanceError.single(
             "name", what, "is neither a bundled name nor a file", nearest(what, names)
         )
@@ -65,7 +65,7 @@ def bundled_kind(name: str) -> Kind | None:
     """Which kind of bundled thing has this name, if any."""
     from hexisolve.data.library import bundled_path
 
-    for kind, folder in _KIND2FOLDER.items():
+    for kind, folder in KIND2FOLDER.items():
         if bundled_path(folder, name) is not None:
             return kind
     return None

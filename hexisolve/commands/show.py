@@ -5,26 +5,48 @@ from __future__ import annotations
 import argparse
 
 from hexisolve.commands.arguments import file_name
-from hexisolve.commands.kinds import KINDS, kind_of
+from hexisolve.commands.kinds import KIND2FOLDER, KINDS, Kind, kind_of
 from hexisolve.commands.shell import Shell
+from hexisolve.errors import InstanceError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument(
         "what",
+        nargs="?",
         type=file_name,
         metavar="CLUSTER|MODEL|INSTANCE|PLAN",
-        help="a file, or the name of something bundled",
+        help="a file, or the name of something bundled; without it, what is bundled",
     )
     parser.add_argument("--as", dest="kind", choices=KINDS, help="which of them it is")
 
 
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Find out what it is, read it, print it."""
+    if args.what is None:
+        _list_bundled(args.kind, shell)
+        return 0
     kind = args.kind or kind_of(args.what)
     _SHOW[kind](args.what, shell)
     return 0
+
+
+def _list_bundled(kind: Kind | None, shell: Shell) -> None:
+    """Print the names of the library, of one kind if given."""
+    from hexisolve.data.library import bundled_names
+
+    if kind == "plan":
+        raise InstanceError.single("PLAN", None, "is missing", "name a plan file")
+    names = {
+        f"{which}s": list(bundled_names(folder))
+        for which, folder in KIND2FOLDER.items()
+        if kind in (None, which)
+    }
+    if shell.is_json:
+        shell.write_json(names)
+    else:
+        shell.show(*(f"{which}: {', '.join(entries)}\n" for which, entries in names.items()))
 
 
 def _show_cluster(what: str, shell: Shell) -> None:
