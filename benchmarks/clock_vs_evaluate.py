@@ -7,8 +7,10 @@ Run it from the repository root::
 For every setting it takes the baselines (and the solver's plan with ``--solver``), plays their
 programs and prints both step times with their difference. ``pipeline`` and ``end`` say where the
 difference comes from: until the last backward, and from there to the end of the step. ``link`` is
-the share of a stage's F and B in which its busiest edge carries bytes (the worst stage): where it
-comes near 100% the order of transfers decides, and `evaluate` hides what the clock cannot.
+the share of a stage's F and B in which its busiest edge carries bytes (the worst stage).
+``limited by`` names that edge and what it carries when it is busy for more than 70%, or the stages
+that want an edge together when they need more of it than the slowest of them takes: `evaluate`
+compares such an edge with the whole step only.
 """
 
 from __future__ import annotations
@@ -19,14 +21,19 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hexisolve.cost.communication import edge_seconds
+from hexisolve.data.cluster import Edge
 from hexisolve.data.instance import Instance
 from hexisolve.data.instance_file import resolve_cluster, resolve_model
 from hexisolve.data.workload import Workload
 from hexisolve.plan.evaluate import Evaluation, evaluate
-from hexisolve.plan.plan import Layout, Plan
+from hexisolve.plan.plan import Layout, Plan, layer_policies
+from hexisolve.plan.price_book import price_book
+from hexisolve.plan.stage_price import layer_works
+from hexisolve.plan.tokens import chunk_shape
 from hexisolve.program.clock import Timeline, simulate
 from hexisolve.solvers.baselines import baselines
 
@@ -37,8 +44,8 @@ CONTEXTS = (65_536, 262_144, 1_048_576)
 NAMES = ("ring", "ulysses", "usp", "proportional", "hexiseq", "even", "subset")
 HEADER = (
     "| cluster | model | context | plan | evaluate s | clock s | difference | pipeline | end | "
-    "link | plays | wall s |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "link | limited by | plays | wall s |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -61,23 +68,78 @@ class Comparison:
         numbers = range(self.timeline.num_stages)
         return max(end for n in numbers for _, end, _, _ in self.timeline.operations(n))
 
-    @property
-    def link_share(self) -> float:
-        """Busiest edge of a stage over its F and B: above about 0.7 the links hold it up."""
-        network = self.evaluation.instance.cluster
+    @cached_property
+    def stage_edges(self) -> list[dict[Edge, float]]:
+        """Seconds of every edge in all F and B of a stage."""
         efficiency = self.evaluation.instance.cost.link_efficiency
-        worst = 0.0
+        found = []
         for stage in self.evaluation.stages:
-            price = stage.prices[0]
-            seconds = edge_seconds(network, dict(price.edges), efficiency)
-            busiest_s = max(seconds.values(), default=0.0)
-            worst = max(worst, busiest_s / (price.forward_s + price.backward_s))
-        return worst
+            total: dict[Edge, float] = {}
+            for price in stage.prices:
+                for edge, num_bytes in price.edges.items():
+                    total[edge] = total.get(edge, 0.0) + num_bytes
+            found.append(edge_seconds(self.evaluation.instance.cluster, total, efficiency))
+        return found
 
-    @property
-    def is_link_limited(self) -> bool:
-        """Whether the links of some stage are busy most of the time."""
-        return self.link_share > LINK_LIMITED
+    @cached_property
+    def stage_s(self) -> list[float]:
+        """Seconds of all F and B of a stage."""
+        return [sum(s.forward_s) + sum(s.backward_s) for s in self.evaluation.stages]
+
+    @cached_property
+    def busiest(self) -> tuple[float, int, Edge | None]:
+        """(share, stage, edge): the busiest edge of a stage, over its F and B; the worst stage."""
+        found: list[tuple[float, int, Edge | None]] = [(0.0, 0, None)]
+        for number, (edges, seconds) in enumerate(zip(self.stage_edges, self.stage_s, strict=True)):
+            found += [(busy_s / seconds, number, edge) for edge, busy_s in edges.items()]
+        return max(found, key=lambda entry: entry[0])
+
+    @cached_property
+    def limited_by(self) -> str:
+        """What holds the plan up."""
+        shared: dict[Edge, list[int]] = {}
+        for number, edges in enumerate(self.stage_edges):
+            for edge in edges:
+                shared.setdefault(edge, []).append(number)
+        wanted = {
+            edge: sum(self.stage_edges[n][edge] for n in users)
+            / max(self.stage_s[n] for n in users)
+            for edge, users in shared.items()
+            if len(users) > 1
+        }
+        worst = max(wanted, key=lambda edge: wanted[edge], default=None)
+        if worst is not None and wanted[worst] > 1.0:
+            stages = ", ".join(map(str, shared[worst]))
+            return f"stages {stages} want {wanted[worst]:.0%} of {' > '.join(worst)}"
+        share, number, busiest = self.busiest
+        if busiest is None or share <= LINK_LIMITED:
+            return "compute"
+        return f"stage {number}: {self._carried(number, busiest)} on {' > '.join(busiest)}"
+
+    def _carried(self, number: int, edge: Edge) -> str:
+        """What an edge carries for a stage's first chunk, by kind."""
+        evaluation = self.evaluation
+        place = evaluation.stages[number]
+        replica = evaluation.plan.layout.replicas[place.replica_idx]
+        pipeline = evaluation.plan.batch.replicas[place.replica_idx].pipelines[0]
+        stage = replica.stages[place.stage_idx]
+        works = layer_works(
+            price_book(evaluation.instance), stage, place.stage_idx, chunk_shape(pipeline.chunks[0])
+        )
+        policies = layer_policies(pipeline.recompute[place.stage_idx][0])
+        total = place.prices[0].edges[edge]
+        around = swapped = 0.0
+        for work, policy in zip(works, policies, strict=True):
+            for exchange in (*work.forward_exchanges, *work.backward_exchanges(policy)):
+                num_bytes = exchange.edges.get(edge, 0.0)
+                if exchange is work.ring_forward or exchange is work.ring_backward:
+                    around += num_bytes
+                else:
+                    swapped += num_bytes
+        parts = {"ring": around, "exchanges": swapped, "weights": total - around - swapped}
+        return " + ".join(
+            f"{name} {part / total:.0%}" for name, part in parts.items() if part > 0.005 * total
+        )
 
     def cells(self) -> tuple[str, ...]:
         """Cells of the table after the plan's name."""
@@ -86,7 +148,7 @@ class Comparison:
         return (
             f"{step_s:.3f}", f"{self.timeline.step_time_s:.3f}", f"{self.difference:+.1%}",
             f"{pipeline:+.1%}", f"{self.difference - pipeline:+.1%}",
-            f"{self.link_share:.0%}", str(self.timeline.num_plays),
+            f"{self.busiest[0]:.0%}", self.limited_by, str(self.timeline.num_plays),
             f"{self.wall_s:.1f}",
         )  # fmt: skip
 
@@ -139,12 +201,17 @@ def main(arguments: list[str]) -> int:
         instance = Instance(resolve_cluster(cluster), resolve_model(model), workload)
         for names, plan in plans(instance, with_solver=options.solver):
             comparison = compare(instance, plan)
-            differences.append((comparison.difference, comparison.is_link_limited))
+            differences.append((comparison.difference, comparison.limited_by.partition(" ")[0]))
             cells = (cluster, model, str(context), names, *comparison.cells())
             lines.append(f"| {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-    for wanted, words in ((False, f"with link up to {LINK_LIMITED:.0%}"), (True, "above")):
-        own = [difference for difference, is_limited in differences if is_limited == wanted]
+    kinds = {
+        "compute": "limited by compute",
+        "stage": "by links of one stage",
+        "stages": "by links that stages share",
+    }
+    for wanted, words in kinds.items():
+        own = [difference for difference, kind in differences if kind == wanted]
         if own:
             inside = sum(abs(difference) <= 0.05 for difference in own)
             lines.append(

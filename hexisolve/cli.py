@@ -29,6 +29,9 @@ from hexisolve.errors import (
 
 OK, NO_PLAN, BAD_INPUT, REJECTED, INTERRUPTED = 0, 1, 2, 3, 130
 
+_LONGEST_NAME = 200
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+
 COMMANDS = {
     "solve": "find the best plan, with a proven bound",
     "compare": "the solver beside every baseline, in one table",
@@ -76,14 +79,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             shell.say(str(error))
             return BAD_INPUT
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
-                raise
-            shell.say(f"the output cannot be written: {error.strerror}")
+            if error.errno not in _OUTPUT_ERRORS and error.filename is None:
+                raise  # not of the file system: a fault of ours
+            shell.say(_told(error))
             return BAD_INPUT
         except HexisolveError as error:
             shell.say(f"{type(error).__name__}: {error}")
             return NO_PLAN
     return code
+
+
+def _told(error: OSError) -> str:
+    """What the file system refused: a name too long, a folder not to be entered, a full disk."""
+    if error.errno in _OUTPUT_ERRORS:
+        return f"the output cannot be written: {error.strerror}"
+    name = str(error.filename)
+    shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    return f"{shown}: file: cannot be used (found {error.strerror}); check the path"
 
 
 def build_parser() -> argparse.ArgumentParser:

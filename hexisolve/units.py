@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 
-_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_NUMBER = r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
 _QUANTITY = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-zµ/]+)\s*$")
 
-_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+            "E": 10**18}  # fmt: skip
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 BYTES_UNITS: dict[str, int] = {f"{p}B": f for p, f in (_DECIMAL | _BINARY).items()}
 BYTES_PER_S_UNITS: dict[str, float] = {f"{unit}/s": float(f) for unit, f in BYTES_UNITS.items()} | {
@@ -61,7 +62,12 @@ def _scaled(value: float, unit: str, step: float, prefixes: str) -> str:
     while abs(value) >= step and index < len(prefixes) - 1:
         value, index = value / step, index + 1
     prefix = prefixes[index].strip()
-    return f"{value:.4g} {prefix}{'i' if step == 1024 and prefix else ''}{unit}"
+    return f"{_digits(value)} {prefix}{'i' if step == 1024 and prefix else ''}{unit}"
+
+
+def _digits(value: float) -> str:
+    """Four digits, or all before the point when there are more."""
+    return f"{value:.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -83,5 +89,5 @@ def format_seconds(seconds: float) -> str:
     """``0.0123`` as ``12.3 ms``."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= factor:
-            return f"{seconds / factor:.4g} {unit}"
-    return f"{seconds / 1e-9:.4g} ns"
+            return f"{_digits(seconds / factor)} {unit}"
+    return f"{_digits(seconds / 1e-9)} ns"

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import hexisolve
+from hexisolve.cli import main
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"),
@@ -63,6 +66,35 @@ def test_every_page_of_docs_is_reachable_from_the_index() -> None:
             if target and not re.match(r"[a-z]+:", target):
                 waiting.append((page.parent / target).resolve())
     assert {path for path in PAGES if path.is_relative_to(docs)} <= seen
+
+
+def test_every_public_name_is_documented() -> None:
+    text = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    missing = [name for name in hexisolve.__all__ if not re.search(rf"\b{name}\b", text)]
+    assert missing == []
+
+
+def test_the_errors_of_docs_python_exit_as_it_says() -> None:
+    text = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+Error)`.*\| (\d) \|$", text, re.MULTILINE)
+    assert len(rows) == len([name for name in hexisolve.__all__ if name.endswith("Error")]) - 1
+    for name, code in rows:
+        kind = getattr(hexisolve, name)
+        error = kind("said") if kind not in (hexisolve.InstanceError, hexisolve.PlanError) else None
+        if error is None:
+            error = kind([hexisolve.Problem("field", "", "said")])
+        assert _exit_code(error) == int(code), name
+
+
+def _exit_code(error: hexisolve.HexisolveError) -> int:
+    """What the shell exits with when a command raises this."""
+
+    def fail(*_: object) -> int:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hexisolve.commands.show.run", fail)
+        return main(["show", "demo"])
 
 
 def test_no_module_names_a_machine() -> None:

@@ -42,11 +42,16 @@ def test_the_commands_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_shell_lines_parse() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/shell.md"])
+def test_the_shell_lines_parse(page: str) -> None:
     from hexisolve.cli import build_parser
 
-    lines = re.findall(r"^hexisolve (.*)$", README, re.MULTILINE)
-    assert lines
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = [block for language, block in fences if not language]
+    lines = re.findall(r"^(?:torchrun .* -m )?hexisolve (.*)$", "\n".join(blocks), re.MULTILINE)
+    lines = [line for line in lines if "[" not in line and "|" not in line and line.islower()]
+    assert len(lines) > 5
     for line in lines:
         build_parser().parse_args(line.split())
 

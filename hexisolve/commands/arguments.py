@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hexisolve.commands.kinds import read_instance_named
 from hexisolve.errors import InstanceError, Problem
 
 if TYPE_CHECKING:
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
 
 
 _MOST_SECONDS = 1e7
+
+
+def file_name(text: str) -> str:
+    """A name or path that is not empty: an empty one would mean the present folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty; give a file or leave this out")
+    return text
+
+
+def file_path(text: str) -> Path:
+    """A path that is not empty."""
+    return Path(file_name(text))
 
 
 def whole_number(text: str) -> int:
@@ -91,15 +104,20 @@ def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
         "instance",
         nargs="?",
         metavar="INSTANCE",
+        type=file_name,
         help="an instance file, or the name of a bundled one; options below replace its parts",
     )
     group = parser.add_argument_group("the instance")
-    group.add_argument("--cluster", metavar="C", help="cluster file or bundled name")
-    group.add_argument("--model", metavar="M", help="Hugging Face config.json or bundled name")
+    group.add_argument(
+        "--cluster", metavar="C", type=file_name, help="cluster file or bundled name"
+    )
+    group.add_argument(
+        "--model", metavar="M", type=file_name, help="Hugging Face config.json or bundled name"
+    )
     group.add_argument("--context", metavar="N", type=whole_number, help="tokens of a sequence")
     group.add_argument("--batch", metavar="B", type=whole_number, help="sequences in a step")
     group.add_argument(
-        "--lengths", metavar="FILE", type=Path,
+        "--lengths", metavar="FILE", type=file_path,
         help="length of every sequence of a step, one per line, instead of --context and --batch",
     )  # fmt: skip
     group.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "fp64"), help="default bf16")
@@ -122,12 +140,12 @@ def instance_from(args: argparse.Namespace) -> Instance:
     InstanceError
         With every problem of every part.
     """
-    from hexisolve.data.instance_file import instance_from_dict, read_instance
+    from hexisolve.data.instance_file import instance_from_dict
 
     problems: list[Problem] = []
     document: dict[str, Any] = {"workload": {}}
     if args.instance:
-        document = read_instance(args.instance).to_dict()
+        document = read_instance_named(args.instance).to_dict()
     for option in ("cluster", "model"):
         if getattr(args, option) is not None:
             document[option] = getattr(args, option)
@@ -196,11 +214,12 @@ def read_lengths(path: Path) -> tuple[int, ...]:
     InstanceError
         Naming every line that is no length.
     """
+    from hexisolve.data.reading import refuse_special
+
     file = str(path)
+    refuse_special(path, file)
     try:
         text = path.read_text(encoding="utf-8")
-    except IsADirectoryError:
-        raise InstanceError.single("file", None, "is a folder", "name a file", file) from None
     except FileNotFoundError:
         raise InstanceError.single("file", None, "does not exist", "check the path", file) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hexisolve.commands.arguments import whole_number
+from hexisolve.commands.arguments import file_path, whole_number
 from hexisolve.commands.search import (
     Answer,
     add_search_arguments,
@@ -22,14 +21,12 @@ from hexisolve.commands.training import (
     StepPrinter,
     is_exact,
     one_thread_per_process,
-    summary_document,
-    summary_lines,
 )
 
 if TYPE_CHECKING:
     from hexisolve.data.instance import Instance
     from hexisolve.plan.plan import Plan
-    from hexisolve.runtime.launch import TrainingSummary
+    from hexisolve.runtime.records import TrainingSummary
 
 INSTANCE = "demo"
 NUM_STEPS = 30
@@ -41,13 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", metavar="N", type=whole_number, default=NUM_STEPS, help="default %(default)s"
     )
-    parser.add_argument("-o", "--output", metavar="PLAN", type=Path, help="keep the plan here")
+    parser.add_argument("-o", "--output", metavar="PLAN", type=file_path, help="keep the plan here")
     add_search_arguments(parser)
 
 
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Run the demo; 1 if anything it claims does not come out."""
     from hexisolve.data.instance_file import read_instance
+    from hexisolve.plan.evaluate import evaluate
     from hexisolve.plan.io import write_plan
     from hexisolve.report.plan import plan_parts
 
@@ -58,12 +56,12 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
     answer = search(instance, args, shell)
     plan = answer.result.plan
     if plan is None:
-        shell.say(result_text(answer.result))
+        shell.say(result_text(answer))
         return 1
     if args.output is not None:
         write_plan(args.output, instance, plan)
     if not shell.is_json:
-        shell.show(result_text(answer.result), *plan_parts(instance, plan))
+        shell.show(result_text(answer), *plan_parts(instance, plan))
     _say(shell, "2. Compare with even splits and published heuristics")
     if not shell.is_json:
         shell.show(comparison_table(answer))
@@ -71,15 +69,19 @@ def run(args: argparse.Namespace, shell: Shell) -> int:
     _say(shell, f"3. Prove: {num_transfers} transfers of the compiled programs meet, none can "
          "wait for ever")  # fmt: skip
     _say(shell, f"4. Run: {len(plan.layout.ranks)} processes and, beside them, one")
-    summary = _train(instance, plan, args, shell)
+    predicted_s = evaluate(instance, plan).step_time_s
+    printer = StepPrinter(shell, predicted_s, verifies=True)
+    summary = _train(instance, plan, args, printer)
     failures = _failures(answer, plan, summary)
     if shell.is_json:
+        from hexisolve.runtime.records import summary_document
+
         shell.write_json(
             comparison_document(answer)
-            | {"training": summary_document(summary), "failures": failures}
+            | {"training": summary_document(summary, predicted_s), "failures": failures}
         )
     else:
-        shell.show(*summary_lines(summary))
+        printer.close(summary)
     for failure in failures:
         shell.say(f"FAILED: {failure}")
     if not failures:
@@ -114,12 +116,10 @@ def _prove(instance: Instance, plan: Plan) -> int:
 
 
 def _train(
-    instance: Instance, plan: Plan, args: argparse.Namespace, shell: Shell
+    instance: Instance, plan: Plan, args: argparse.Namespace, printer: StepPrinter
 ) -> TrainingSummary:
-    from hexisolve.plan.evaluate import evaluate
     from hexisolve.runtime.launch import train
 
-    printer = StepPrinter(shell, evaluate(instance, plan).step_time_s, verifies=True)
     return train(
         instance,
         plan,
@@ -128,7 +128,7 @@ def _train(
         learning_rate=LEARNING_RATE,
         seed=args.seed,
         verify=True,
-        on_step=None if shell.is_json else printer,
+        on_step=None if printer.shell.is_json else printer,
     )
 
 

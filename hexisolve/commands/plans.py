@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hexisolve.commands.arguments import file_name
+from hexisolve.commands.kinds import read_instance_named, read_plan_named
 from hexisolve.errors import InstanceError, PlanError, Problem
 
 if TYPE_CHECKING:
@@ -18,10 +20,17 @@ _SHOWN = 12
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """``[INSTANCE] PLAN``."""
     parser.add_argument(
-        "instance", nargs="?", metavar="INSTANCE",
+        "instance", nargs="?", metavar="INSTANCE", type=file_name,
         help="instance file or bundled name; without it, the instance the plan file carries",
     )  # fmt: skip
-    parser.add_argument("plan", metavar="PLAN", help="plan file, as written by `solve --output`")
+    add_plan_argument(parser)
+
+
+def add_plan_argument(parser: argparse.ArgumentParser) -> None:
+    """``PLAN``."""
+    parser.add_argument(
+        "plan", metavar="PLAN", type=file_name, help="plan file, as written by `solve --output`"
+    )
 
 
 def plan_from(args: argparse.Namespace) -> tuple[Instance, Plan]:
@@ -32,17 +41,25 @@ def plan_from(args: argparse.Namespace) -> tuple[Instance, Plan]:
     InstanceError
         For files that cannot be read, and when the plan was made for another instance.
     """
-    from hexisolve.data.instance_file import read_instance
-    from hexisolve.plan.io import read_plan
-
     if args.instance is None:
-        file = read_plan(args.plan)
+        file = read_plan_named(args.plan)
         return file.instance, file.plan
-    instance = read_instance(args.instance)
-    file = read_plan(args.plan)
+    instance = read_instance_named(args.instance)
+    return instance, plan_for(instance, args.instance, args.plan)
+
+
+def plan_for(instance: Instance, instance_name: str, plan_name: str) -> Plan:
+    """The plan of a file that was made for this instance.
+
+    Raises
+    ------
+    InstanceError
+        For a file that cannot be read, and for a plan for another instance, field by field.
+    """
+    file = read_plan_named(plan_name)
     if instance.digest != file.instance.digest:
-        raise InstanceError(_differences(instance, file.instance, args.instance, args.plan))
-    return instance, file.plan
+        raise InstanceError(_differences(instance, file.instance, instance_name, plan_name))
+    return file.plan
 
 
 def _differences(
@@ -51,14 +68,14 @@ def _differences(
     """Where two instances differ, field by field."""
     found = list(_walk("", given.to_dict(), planned.to_dict()))
     problems = [
-        Problem(field, ours, f"{instance_file} differs from the plan's own instance: {theirs}",
+        Problem(field, "", f"is {ours} in {instance_file}, {theirs} in the plan's own instance",
                 file=plan_file)
         for field, ours, theirs in found[:_SHOWN]
     ]  # fmt: skip
     more = f", with {len(found) - _SHOWN} more differences" if len(found) > _SHOWN else ""
     problems.append(
         Problem("instance", "", f"the plan was made for another instance{more}",
-                "solve this instance again, or leave INSTANCE out to use the plan's own", plan_file)
+                "solve this instance again, or use the instance that the plan carries", plan_file)
     )  # fmt: skip
     return problems
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hexisolve.commands.arguments import (
+    file_name,
     positive_seconds,
     relative_gap,
     seed_number,
     whole_number,
 )
+from hexisolve.commands.plans import plan_for
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 from hexisolve.report.tables import make_table, percent
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from hexisolve.solvers.baselines import Baseline
     from hexisolve.solvers.result import Progress, Result
 
+_NEARLY = 0.9
+"""Of the time limit: a search that takes less was not stopped by it."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -34,6 +39,7 @@ class Answer:
     instance: Instance
     result: Result
     baselines: Mapping[str, Baseline]
+    time_limit_s: float
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,20 +58,27 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact method that proves the bound, cp-sat or dp; default %(default)s",
     )  # fmt: skip
     group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
-    group.add_argument("--start", metavar="PLAN", help="plan file to start from")
     group.add_argument(
         "--seed", metavar="N", type=seed_number, default=0, help="default %(default)s"
     )
-    parser.set_defaults(no_baselines=False)
+    parser.set_defaults(no_baselines=False, start=None)
+
+
+def add_start_argument(parser: argparse.ArgumentParser) -> None:
+    """``--start PLAN``."""
+    parser.add_argument(
+        "--start", metavar="PLAN", type=file_name, help="plan file of this instance to start from"
+    )
 
 
 def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer:
     """Solve the instance as the arguments say, then price the baselines."""
-    from hexisolve.plan.io import read_plan
     from hexisolve.solvers.baselines import baselines
     from hexisolve.solvers.solve import solve
 
-    start = read_plan(args.start).plan if args.start else None
+    start = None
+    if args.start is not None:
+        start = plan_for(instance, "the instance given", args.start)
     with progress(shell, f"solving, {args.time_limit:g} s at most") as report:
         result = solve(
             instance,
@@ -81,7 +94,7 @@ def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer
         if not args.no_baselines and result.limit != "interrupted":
             report("pricing the baselines")
             others = baselines(instance)
-    return Answer(instance, result, others)
+    return Answer(instance, result, others, args.time_limit)
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:
@@ -132,7 +145,7 @@ def answer_parts(answer: Answer) -> list[RenderableType]:
     """The result, the baselines, the plan and where its time and memory go."""
     from hexisolve.report.plan import plan_parts
 
-    parts: list[RenderableType] = [result_text(answer.result)]
+    parts: list[RenderableType] = [result_text(answer)]
     if answer.baselines:
         parts.append(comparison_table(answer))
     if answer.result.plan is not None:
@@ -147,9 +160,15 @@ def progress_text(event: Progress) -> str:
     return f"{event.elapsed_s:.1f} s: {best}, bound {format_seconds(event.bound_s)}{gap}"
 
 
-def result_text(result: Result) -> str:
+def result_text(answer: Answer) -> str:
     """Status, objective, bound and gap; or why there is no plan."""
+    result = answer.result
     stopped = f", stopped by the {result.limit} limit" if result.limit else ""
+    if result.limit == "interrupted":
+        stopped = ", interrupted"
+    elif result.limit == "time" and result.wall_s < _NEARLY * answer.time_limit_s:
+        found = "the gap stays open" if result.plan is not None else "none found a plan"
+        stopped = f", every method has ended, {found}"
     lines = [f"{result.status.value} in {result.wall_s:.2f} s with {result.backend}{stopped}"]
     if result.objective_s is not None:
         lines.append(f"step time  {format_seconds(result.objective_s)}")

@@ -3,74 +3,50 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
+from hexisolve.commands.arguments import file_name
+from hexisolve.commands.kinds import KIND2FOLDER, KINDS, Kind, kind_of
 from hexisolve.commands.shell import Shell
 from hexisolve.errors import InstanceError
-
-KINDS = ("cluster", "model", "instance", "plan")
-_KIND2FOLDER = {"cluster": "clusters", "model": "llm", "instance": "instances"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument(
         "what",
+        nargs="?",
+        type=file_name,
         metavar="CLUSTER|MODEL|INSTANCE|PLAN",
-        help="a file, or the name of something bundled",
+        help="a file, or the name of something bundled; without it, what is bundled",
     )
     parser.add_argument("--as", dest="kind", choices=KINDS, help="which of them it is")
 
 
 def run(args: argparse.Namespace, shell: Shell) -> int:
     """Find out what it is, read it, print it."""
+    if args.what is None:
+        _list_bundled(args.kind, shell)
+        return 0
     kind = args.kind or kind_of(args.what)
     _SHOW[kind](args.what, shell)
     return 0
 
 
-def kind_of(what: str) -> str:
-    """Which of `KINDS` a bundled name or a file is.
+def _list_bundled(kind: Kind | None, shell: Shell) -> None:
+    """Print the names of the library, of one kind if given."""
+    from hexisolve.data.library import bundled_names
 
-    Raises
-    ------
-    InstanceError
-        When it is none of them.
-    """
-    from hexisolve.data.library import bundled_names, bundled_path, resolve_path
-    from hexisolve.data.reading import nearest, read_document
-
-    if not Path(what).exists():
-        for kind, folder in _KIND2FOLDER.items():
-            if bundled_path(folder, what) is not None:  # type: ignore[arg-type]
-                return kind
-        if "/" not in what and not what.endswith((".yaml", ".yml", ".json")):
-            names = [name for folder in _KIND2FOLDER.values() for name in bundled_names(folder)]  # type: ignore[arg-type]
-            raise InstanceError.single(
-                "name", what, "is neither a bundled name nor a file", nearest(what, names)
-            )
-    document = read_document(resolve_path("instances", what))
-    found = _kind_of_document(document)
-    if found is None:
-        raise InstanceError.single(
-            "file", ", ".join(sorted(map(str, document))[:8]),
-            "looks like no cluster, model, instance or plan", "say which with --as", what,
-        )  # fmt: skip
-    return found
-
-
-def _kind_of_document(document: Mapping[str, Any]) -> str | None:
-    for kind, keys in (
-        ("plan", {"layout", "plan", "batch"}),
-        ("instance", {"workload"}),
-        ("cluster", {"hosts", "fabrics", "nodes", "links", "edges", "device_types"}),
-        ("model", {"model_type", "architectures", "hidden_size", "text_config", "n_embd"}),
-    ):
-        if keys & document.keys():
-            return kind
-    return None
+    if kind == "plan":
+        raise InstanceError.single("PLAN", None, "is missing", "name a plan file")
+    names = {
+        f"{which}s": list(bundled_names(folder))
+        for which, folder in KIND2FOLDER.items()
+        if kind in (None, which)
+    }
+    if shell.is_json:
+        shell.write_json(names)
+    else:
+        shell.show(*(f"{which}: {', '.join(entries)}\n" for which, entries in names.items()))
 
 
 def _show_cluster(what: str, shell: Shell) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from hexisolve.commands.arguments import file_path
 from hexisolve.commands.plans import add_plan_arguments, legal_plan_from
 from hexisolve.commands.shell import Shell, require_writable
 
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     add_plan_arguments(parser)
     parser.add_argument(
-        "--trace", metavar="T.json", type=Path, help="write a trace that ui.perfetto.dev opens"
+        "--trace", metavar="T.json", type=file_path, help="write a trace that ui.perfetto.dev opens"
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from hexisolve.commands.arguments import add_instance_arguments, instance_from
+from hexisolve.commands.arguments import add_instance_arguments, file_path, instance_from
 from hexisolve.commands.search import (
     add_search_arguments,
+    add_start_argument,
     answer_document,
     answer_parts,
     search,
@@ -19,10 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     add_instance_arguments(parser)
     add_search_arguments(parser)
+    add_start_argument(parser)
     parser.add_argument(
         "--no-baselines", action="store_true", help="do not price the baselines afterwards"
     )
-    parser.add_argument("-o", "--output", metavar="PLAN", type=Path, help="write the plan here")
+    parser.add_argument(
+        "-o", "--output", metavar="PLAN", type=file_path, help="write the plan here"
+    )
 
 
 def run(args: argparse.Namespace, shell: Shell) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hexisolve.commands.shell import Shell
 from hexisolve.units import format_seconds
 
 if TYPE_CHECKING:
-    from hexisolve.runtime.launch import StepRecord, TrainingSummary
+    from hexisolve.runtime.records import StepRecord, TrainingSummary
 
 MAX_LOSS_DIFFERENCE = 1e-4
 """Relative, at every step, in float32: the sums of ranks are rounded in another order."""
@@ -38,10 +37,9 @@ class StepPrinter:
     def __call__(self, record: StepRecord) -> None:
         """Print one step."""
         if self.shell.is_json:
-            document = asdict(record) | {
-                "relative_difference": record.relative_difference,
-                "predicted_step_time_s": self.predicted_step_time_s,
-            }
+            from hexisolve.runtime.records import step_document
+
+            document = step_document(record, self.predicted_step_time_s)
             self.shell.write_json(document, indent=None)
             return
         if self.num_printed == 0:
@@ -55,6 +53,16 @@ class StepPrinter:
             f"{record.step:>5}{record.loss:>12.6f}{beside}{record.tokens_per_s:>12,.0f}"
             f"{format_seconds(record.step_time_s):>12}"
         )
+
+    def close(self, summary: TrainingSummary) -> None:
+        """Print what the run did."""
+        from hexisolve.runtime.records import summary_document
+
+        if self.shell.is_json:
+            document = summary_document(summary, self.predicted_step_time_s)
+            self.shell.write_json({"summary": True} | document, indent=None)
+        else:
+            self.shell.show(*summary_lines(summary, self.predicted_step_time_s))
 
     def _line(self, text: str) -> None:
         self.shell.out.write(text + "\n")
@@ -75,12 +83,14 @@ def is_exact(summary: TrainingSummary, max_loss_difference: float = MAX_LOSS_DIF
     )
 
 
-def summary_lines(summary: TrainingSummary) -> list[str]:
+def summary_lines(summary: TrainingSummary, predicted_step_time_s: float) -> list[str]:
     """What the run did and, if verified, how far it is from one process."""
     lines = [
         f"{summary.num_steps} steps of {summary.num_parameters:,} parameters on"
         f" {summary.num_ranks} processes: loss {summary.first_loss:.4f} to"
-        f" {summary.last_loss:.4f}, {summary.tokens_per_s:,.0f} tokens/s"
+        f" {summary.last_loss:.4f}, {summary.tokens_per_s:,.0f} tokens/s",
+        f"step time {format_seconds(summary.mean_step_time_s)}; the cost model says"
+        f" {format_seconds(predicted_step_time_s)} on the cluster of the plan",
     ]
     if summary.max_relative_difference is not None:
         lines.append(
@@ -94,23 +104,3 @@ def summary_lines(summary: TrainingSummary) -> list[str]:
             f" ({summary.gradients.worst_parameter})"
         )
     return lines
-
-
-def summary_document(summary: TrainingSummary) -> dict[str, Any]:
-    """JSON form of a finished run; differences are null when it was not verified."""
-    gradients = summary.gradients
-    return {
-        "num_steps": summary.num_steps,
-        "num_ranks": summary.num_ranks,
-        "num_parameters": summary.num_parameters,
-        "losses": [record.loss for record in summary.steps],
-        "reference_losses": [record.reference_loss for record in summary.steps],
-        "first_loss": summary.first_loss,
-        "last_loss": summary.last_loss,
-        "tokens_per_s": summary.tokens_per_s,
-        "mean_step_time_s": summary.mean_step_time_s,
-        "wall_s": summary.wall_s,
-        "max_relative_loss_difference": summary.max_relative_difference,
-        "max_gradient_difference": None if gradients is None else gradients.max_gradient_difference,
-        "worst_parameter": None if gradients is None else gradients.worst_parameter,
-    }

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection
 
 from hexisolve.commands.arguments import seed_number
-from hexisolve.commands.plans import legal_plan_from
+from hexisolve.commands.plans import add_plan_argument, legal_plan_from
 from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 from hexisolve.commands.training import MAX_GRADIENT_DIFFERENCE, one_thread_per_process
@@ -16,7 +16,7 @@ REDUCTIONS = ("tokens", "widths", "layers", "chunks", "blocks")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("plan", metavar="PLAN", help="plan file, as written by `solve --output`")
+    add_plan_argument(parser)
     parser.add_argument(
         "--seed", metavar="N", type=seed_number, default=0, help="default %(default)s"
     )

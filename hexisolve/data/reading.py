@@ -61,10 +61,27 @@ def read_document(path: str | Path) -> dict[str, Any]:
     return document
 
 
+def refuse_special(path: Path, file: str) -> None:
+    """Refuse folders, pipes, sockets and devices: reading one could wait for ever.
+
+    Raises
+    ------
+    InstanceError
+        Naming the file and what it is; a missing file is left to whoever opens it.
+    OSError
+        When the file system refuses to tell.
+    """
+    if path.is_dir():
+        raise InstanceError.single("file", None, "is a folder", "name a file inside it", file)
+    if path.exists() and not path.is_file():
+        raise InstanceError.single(
+            "file", None, "is a pipe, a socket or a device", "write it to a file first", file
+        )
+
+
 def _read_text(path: Path, file: str) -> str:
     try:
-        if path.is_dir():
-            raise InstanceError.single("file", None, "is a folder", "name a file inside it", file)
+        refuse_special(path, file)
         raw = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else None
     except FileNotFoundError:
         raise InstanceError.single("file", None, "does not exist", "check the path", file) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -186,12 +187,13 @@ def _parsed(row: Sequence[object], num_chunks: int) -> tuple[list[tuple[str, int
         except ValueError as error:
             problems.append(str(error))
     expected = {(kind, idx) for kind in "FB" for idx in range(num_chunks)}
-    for kind, idx in sorted(expected - set(operations)):
+    counts = Counter(operations)
+    for kind, idx in sorted(expected - counts.keys()):
         problems.append(f"{kind}{idx} is missing; every chunk needs its F and its B once")
-    for kind, idx in sorted(set(operations) - expected):
+    for kind, idx in sorted(counts.keys() - expected):
         problems.append(f"{kind}{idx} names none of the {num_chunks} chunks")
-    for kind, idx in sorted(op for op in expected if operations.count(op) > 1):
-        problems.append(f"{kind}{idx} stands there {operations.count((kind, idx))} times")
+    for kind, idx in sorted(op for op in expected if counts[op] > 1):
+        problems.append(f"{kind}{idx} stands there {counts[kind, idx]} times")
     return operations, problems
 
 
@@ -264,12 +266,16 @@ def _pieces(where: str, replica: Replica, chunk: Chunk) -> Iterator[Violation]:
         if len(own) != len(stage.ranks):
             message = f"pieces are given for {len(own)} of {len(stage.ranks)} ranks"
             yield Violation("pieces", place, message)
+        spans: dict[int, list[tuple[int, int]]] = {part.sequence: [] for part in chunk.slices}
+        strange = set()
+        for piece in (piece for pieces in own for piece in pieces):
+            if piece.sequence in spans:
+                spans[piece.sequence].append((piece.start, piece.stop))
+            else:
+                strange.add(piece.sequence)
         for part in chunk.slices:
-            spans = sorted(
-                (p.start, p.stop) for pieces in own for p in pieces if p.sequence == part.sequence
-            )
             end = part.start
-            for start, stop in (*spans, (part.stop, part.stop)):
+            for start, stop in (*sorted(spans[part.sequence]), (part.stop, part.stop)):
                 if start != end or stop < start:
                     message = (
                         f"pieces of {_shown(part)} leave a gap or overlap at "
@@ -278,8 +284,6 @@ def _pieces(where: str, replica: Replica, chunk: Chunk) -> Iterator[Violation]:
                     yield Violation("pieces", place, message)
                     break
                 end = stop
-        known = {part.sequence for part in chunk.slices}
-        strange = {p.sequence for pieces in own for p in pieces} - known
         if strange:
             message = f"pieces name sequence {min(strange)}, which the chunk does not hold"
             yield Violation("pieces", place, message)

@@ -95,20 +95,38 @@ def _pass_s(
 
 
 def _shared_s(book: PriceBook, stage: Stage, own: Pass, beside: tuple[Exchange, Exchange]) -> float:
-    """Seconds of the busiest edge for a pass's own exchanges and what moves beside them.
+    """Seconds of what moves beside a pass when the links carry the pass's own exchanges too.
 
-    0 where the pass is long enough for all of them one after the other.
+    A hop of the ring of ranks moves at the pace of the slowest edge on its path, and the pass's
+    exchanges follow one another: ``max over hops (sum over what moves (max over edges (s)))``.
+    0 where the pass is long enough for everything, one after the other, on any path.
     """
+    if not own.exchanges or beside == (NO_EXCHANGE, NO_EXCHANGE):
+        return 0.0
     moving = (*own.exchanges, *beside)
-    if not own.exchanges or sum(exchange.seconds for exchange in moving) <= own.seconds:
+    if sum(exchange.seconds for exchange in moving) <= own.seconds:
         return 0.0
     key = ("shared", book.stage_key(stage), own.key, *(exchange.seconds for exchange in beside))
     known: float | None = book.entries.get(key)
     if known is None:
-        edges: dict[Edge, float] = {}
+        paths = _hop_paths(book, stage)
+        hops_s = [0.0] * len(paths)
         for exchange in moving:
-            add_edges(edges, exchange)
-        known = book.entries[key] = book.busiest_s(edges)
+            seconds = book.edge_seconds(exchange.edges)
+            for idx, path in enumerate(paths):
+                hops_s[idx] += max(seconds.get(edge, 0.0) for edge in path)
+        known = book.entries[key] = max(hops_s)
+    return known
+
+
+def _hop_paths(book: PriceBook, stage: Stage) -> list[tuple[Edge, ...]]:
+    """Edges from every rank of a stage to the next one, around the ring of collectives."""
+    key = ("hops", book.stage_key(stage))
+    known: list[tuple[Edge, ...]] | None = book.entries.get(key)
+    if known is None:
+        devices = [rank.device for rank in stage.ranks]
+        pairs = zip([devices[-1], *devices], devices, strict=False)
+        known = book.entries[key] = [book.route(*pair).edges for pair in pairs]
     return known
 
 

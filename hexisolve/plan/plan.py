@@ -124,15 +124,6 @@ class Layout:
             for stage_idx, stage in enumerate(replica.stages):
                 yield replica_idx, stage_idx, stage
 
-    def stage_ranks(self, replica_idx: int, stage_idx: int) -> range:
-        """Numbers of the ranks of one stage."""
-        first = 0
-        for r_idx, s_idx, stage in self.stages():
-            if (r_idx, s_idx) == (replica_idx, stage_idx):
-                return range(first, first + len(stage.ranks))
-            first += len(stage.ranks)
-        raise IndexError((replica_idx, stage_idx))
-
 
 @dataclass(frozen=True)
 class Slice:

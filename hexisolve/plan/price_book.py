@@ -84,25 +84,32 @@ class PriceBook:
         for pair, num_bytes in traffic.items():
             if num_bytes <= 0 or pair[0] == pair[1]:
                 continue
-            route = self.routes.get(pair)
-            if route is None:
-                route = self.routes[pair] = self.instance.cluster.route(*pair)
+            route = self.routes.get(pair) or self.route(*pair)
             for edge in route.edges:
                 edges[edge] = edges.get(edge, 0.0) + num_bytes
             if route.latency_s > latency_s:
                 latency_s = route.latency_s
         return Exchange(self.busiest_s(edges) + latency_s, edges)
 
-    def busiest_s(self, edges: EdgeBytes) -> float:
-        """Seconds of the edge that needs most for its bytes."""
-        if not edges:
-            return 0.0
+    def route(self, source: str, target: str) -> Route:
+        """The route between two devices."""
+        route = self.routes.get((source, target))
+        if route is None:
+            route = self.routes[source, target] = self.instance.cluster.route(source, target)
+        return route
+
+    def edge_seconds(self, edges: EdgeBytes) -> dict[Edge, float]:
+        """Seconds that every edge needs for its bytes."""
         rates = self.edge_rates
         for edge in edges:
             if edge not in rates:
                 nominal = self.instance.cluster.edge_bytes_per_s(edge)
                 rates[edge] = nominal * self.instance.cost.link_efficiency
-        return max(num_bytes / rates[edge] for edge, num_bytes in edges.items())
+        return {edge: num_bytes / rates[edge] for edge, num_bytes in edges.items()}
+
+    def busiest_s(self, edges: EdgeBytes) -> float:
+        """Seconds of the edge that needs most for its bytes."""
+        return max(self.edge_seconds(edges).values(), default=0.0)
 
     def _large_exchange(self, traffic: Traffic) -> Exchange:
         moving = [

@@ -2,8 +2,9 @@
 
 A *job* is a set of flows that move together: one point-to-point transfer, or all flows of a
 collective. On every edge each flow gets the same share, so a job with c of the edge's C flows gets
-c / C of its capacity; the job advances at the pace of its slowest edge. Flows of what runs aside
-(gathers of the next layer's weights) weigh a sixteenth: they yield to what a rank waits for.
+c / C of its capacity; the job advances at the pace of its slowest edge. What runs aside (gathers of
+the next layer's weights) yields to what a rank waits for: its flows share what those jobs leave of
+an edge, at least a sixteenth of a flow's share each.
 
 A job alone therefore takes ``max over edges (bytes / capacity)``, the flow rule of
 docs/cost-model.md, and two jobs that are limited by the same edge take the sum of their times.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,9 +25,10 @@ from hexisolve.data.instance import Instance
 _INFINITE = float("inf")
 _SAME_MOMENT = 1e-12
 YIELD = 16
-"""How many flows that run aside weigh as much as one that a rank waits for."""
+"""How many flows that run aside weigh as much as one that a rank waits for, on a full edge."""
 FlowBytes = tuple[int, int, float]
 """(sender's device number, receiver's device number, bytes)."""
+_Users: TypeAlias = dict[int, dict["Job", None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,12 +45,15 @@ class Load:
         Flows on each of them, by weight.
     latency_s
         The longest sum of latencies of its flows, added when the bytes are through.
+    is_aside
+        Whether it yields to others.
     """
 
     edges: tuple[int, ...]
     edge_bytes: tuple[float, ...]
     num_flows: tuple[float, ...]
     latency_s: float
+    is_aside: bool = False
     flows_per_byte: tuple[tuple[int, float], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,9 +66,9 @@ class Load:
         object.__setattr__(self, "flows_per_byte", tuple(ratios))
 
     def yielding(self) -> Load:
-        """The same load with flows that weigh a sixteenth."""
+        """The same load with flows that weigh a sixteenth and yield."""
         flows = tuple(count / YIELD for count in self.num_flows)
-        return Load(self.edges, self.edge_bytes, flows, self.latency_s)
+        return Load(self.edges, self.edge_bytes, flows, self.latency_s, is_aside=True)
 
 
 class Links:
@@ -152,8 +158,12 @@ class SharedLinks:
     ) -> None:
         self._capacity = list(bytes_per_s)
         self._free = list(bytes_per_s)
-        self._users: dict[int, dict[Job, None]] = {}
+        self._users: tuple[_Users, _Users] = ({}, {})
+        """Edge -> jobs: those that ranks wait for, and those that yield."""
         self._num_flows = [0.0] * len(self._capacity)
+        self._num_aside = [0.0] * len(self._capacity)
+        self._used = [0.0] * len(self._capacity)
+        """Bytes/s of the jobs that ranks wait for."""
         self._ends: list[tuple[float, int, int, Job]] = []
         self._num_announced = 0
         self._changed: dict[int, None] = {}
@@ -167,12 +177,15 @@ class SharedLinks:
         """Start a job. One without bytes ends at once."""
         self._go_to(now_s)
         job = Job(load, 1.0, 0.0, now_s, 0, tag)
+        all_users = self._users[load.is_aside]
         for edge, flows in zip(load.edges, load.num_flows, strict=True):
-            users = self._users.get(edge)
+            users = all_users.get(edge)
             if users is None:
-                users = self._users[edge] = {}
+                users = all_users[edge] = {}
             users[job] = None
             self._num_flows[edge] += flows
+            if load.is_aside:
+                self._num_aside[edge] += flows
             self._changed[edge] = None
         self._new.append(job)
         return job
@@ -199,13 +212,26 @@ class SharedLinks:
                 continue
             ended.append(job)
             job.version += 1
-            for edge, flows in zip(job.load.edges, job.load.num_flows, strict=True):
-                users = self._users[edge]
-                del users[job]
-                self._num_flows[edge] = self._num_flows[edge] - flows if users else 0.0
-                self._changed[edge] = None
+            self._remove(job)
         self._now_s = max(self._now_s, end_s)
         return ended
+
+    def _remove(self, job: Job) -> None:
+        """Take a job off its edges; an edge without jobs starts from 0 again."""
+        load = job.load
+        waited_for, aside = self._users
+        for edge, flows, num_bytes in zip(load.edges, load.num_flows, load.edge_bytes, strict=True):
+            own, others = (aside, waited_for) if load.is_aside else (waited_for, aside)
+            del own[edge][job]
+            is_empty = not own[edge]
+            self._num_flows[edge] -= flows
+            if is_empty and not others.get(edge):
+                self._num_flows[edge] = 0.0
+            if load.is_aside:
+                self._num_aside[edge] = 0.0 if is_empty else self._num_aside[edge] - flows
+            else:
+                self._used[edge] = 0.0 if is_empty else self._used[edge] - job.per_s * num_bytes
+            self._changed[edge] = None
 
     def set_taken(self, taken_bytes_per_s: Mapping[int, float], now_s: float) -> None:
         """Change what others use of the links from now on."""
@@ -222,15 +248,17 @@ class SharedLinks:
     def waiting(self, now_s: float) -> dict[int, tuple[float, float]]:
         """Edge -> (bytes, flows) that are on their way over it."""
         found: dict[int, tuple[float, float]] = {}
-        for edge, jobs in self._users.items():
-            for job in jobs:
-                position = job.load.edges.index(edge)
-                left = max(job.left - max(now_s - job.since_s, 0.0) * job.per_s, 0.0)
-                num_bytes, flows = found.get(edge, (0.0, 0.0))
-                found[edge] = (
-                    num_bytes + left * job.load.edge_bytes[position],
-                    flows + job.load.num_flows[position],
-                )
+        every_user = (
+            (edge, job) for users in self._users for edge, jobs in users.items() for job in jobs
+        )
+        for edge, job in every_user:
+            position = job.load.edges.index(edge)
+            left = max(job.left - max(now_s - job.since_s, 0.0) * job.per_s, 0.0)
+            num_bytes, flows = found.get(edge, (0.0, 0.0))
+            found[edge] = (
+                num_bytes + left * job.load.edge_bytes[position],
+                flows + job.load.num_flows[position],
+            )
         return found
 
     def _go_to(self, now_s: float) -> None:
@@ -239,27 +267,43 @@ class SharedLinks:
             self._now_s = now_s
 
     def _settle(self) -> None:
-        """Give every job on an edge that changed its pace of now."""
+        """Give every job on an edge that changed its pace of now; those that yield come last."""
         if not self._changed and not self._new:
             return
-        affected = dict.fromkeys(self._new)
+        waited_for, aside = self._users
+        affected = {job: None for job in self._new if not job.load.is_aside}
         for edge in self._changed:
-            affected.update(self._users.get(edge, ()))
-        self._changed.clear()
-        self._new.clear()
-        now_s = self._now_s
+            affected.update(waited_for.get(edge, ()))
+        touched = self._changed
+        used = self._used
         for job in affected:
+            before = job.per_s
             per_s = self._pace(job.load)
-            if per_s == job.per_s:
-                continue
-            if now_s > job.since_s:
-                job.left = max(job.left - (now_s - job.since_s) * job.per_s, 0.0)
-                job.since_s = now_s
-            job.per_s = per_s
-            job.version += 1
-            self._num_announced += 1
-            end_s = job.since_s + (job.left / per_s if per_s != _INFINITE else 0.0)
-            heapq.heappush(self._ends, (end_s, self._num_announced, job.version, job))
+            if per_s != before and per_s != _INFINITE:
+                for edge, num_bytes in zip(job.load.edges, job.load.edge_bytes, strict=True):
+                    used[edge] += (per_s - before) * num_bytes
+                    touched[edge] = None
+            self._go_at(job, per_s)
+        yielding = {job: None for job in self._new if job.load.is_aside}
+        for edge in touched:
+            yielding.update(aside.get(edge, ()))
+        for job in yielding:
+            self._go_at(job, self._pace_aside(job.load))
+        touched.clear()
+        self._new.clear()
+
+    def _go_at(self, job: Job, per_s: float) -> None:
+        """Set the pace of a job from now on, and announce its end."""
+        if per_s == job.per_s:
+            return
+        if self._now_s > job.since_s:
+            job.left = max(job.left - (self._now_s - job.since_s) * job.per_s, 0.0)
+            job.since_s = self._now_s
+        job.per_s = per_s
+        job.version += 1
+        self._num_announced += 1
+        end_s = job.since_s + (job.left / per_s if per_s != _INFINITE else 0.0)
+        heapq.heappush(self._ends, (end_s, self._num_announced, job.version, job))
 
     def _pace(self, load: Load) -> float:
         """Share of the load that moves per second: the slowest of its edges."""
@@ -267,6 +311,19 @@ class SharedLinks:
         slowest = _INFINITE
         for edge, flows_per_byte in load.flows_per_byte:
             pace = free[edge] / num_flows[edge] * flows_per_byte
+            if pace < slowest:
+                slowest = pace
+        return slowest
+
+    def _pace_aside(self, load: Load) -> float:
+        """The same of a load that yields: it shares what the others leave."""
+        free, used = self._free, self._used
+        slowest = _INFINITE
+        for edge, flows_per_byte in load.flows_per_byte:
+            num_aside = self._num_aside[edge]
+            # Rounding apart, the others never use more than this leaves.
+            least = free[edge] * num_aside / self._num_flows[edge]
+            pace = max(free[edge] - used[edge], least) / num_aside * flows_per_byte
             if pace < slowest:
                 slowest = pace
         return slowest

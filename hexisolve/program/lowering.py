@@ -60,6 +60,7 @@ class Lowering:
     programs: Programs
     links: Links
     _loads: dict[object, Load] = field(default_factory=dict)
+    _asides: dict[Load, Meet] = field(default_factory=dict)
     _layers: dict[tuple[LayerKey, int], tuple[Played, ...]] = field(default_factory=dict)
     _load_numbers: dict[Load, int] = field(default_factory=dict)
 
@@ -137,10 +138,10 @@ class Lowering:
 
     def _yielding(self, meet: Meet) -> Meet:
         """The same collective run aside."""
-        load = self._loads.get(meet.load)
-        if load is None:
-            load = self._loads[meet.load] = meet.load.yielding()
-        return replace(meet, load=load)
+        known = self._asides.get(meet.load)
+        if known is None:
+            known = self._asides[meet.load] = meet.yielding()
+        return replace(known, channel=meet.channel)
 
     def _layer_items(
         self, program: RankProgram, call: Call, layer: int, beside: tuple[Meet, ...], *, flat: bool
@@ -277,15 +278,13 @@ class Lowering:
     ) -> Meet:
         """A ring over the members: each receives its bytes from the one before it."""
         key = (kind, tuple(members), tuple(received))
-        load = self._loads.get(key)
-        if load is None:
-            numbers = [self.device_numbers[rank] for rank in members]
-            flows = [
-                (numbers[idx - 1], number, num_bytes)
-                for idx, (number, num_bytes) in enumerate(zip(numbers, received, strict=True))
-            ]
-            load = self._loads[key] = self.links.load(flows)
-        return Meet(channel, len(members), load)
+        numbers = [self.device_numbers[rank] for rank in members]
+        flows = [
+            (numbers[idx - 1], number, num_bytes)
+            for idx, (number, num_bytes) in enumerate(zip(numbers, received, strict=True))
+        ]
+        hops = tuple(self._load(flow, [flow]) for flow in flows)
+        return Meet(channel, len(members), self._load(key, flows), hops)
 
     def _gather(self, gather: Gather) -> Meet:
         size, e = sum(gather.counts), self._element_bytes(gather.dtype)

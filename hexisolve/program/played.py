@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from hexisolve.program.link_sharing import Load
@@ -61,11 +61,25 @@ class Await:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meet:
-    """A collective of `num_members` ranks; everyone goes on when it has ended."""
+    """A collective of `num_members` ranks; everyone goes on when it has ended.
+
+    Parameters
+    ----------
+    load
+        All its flows: they move together.
+    hops
+        Each flow on its own: how a collective around a ring moves when it is posted aside.
+    """
 
     channel: str
     num_members: int
     load: Load
+    hops: tuple[Load, ...] = ()
+
+    def yielding(self) -> Meet:
+        """The same collective with flows that give way to what ranks wait for."""
+        hops = tuple(hop.yielding() for hop in self.hops)
+        return replace(self, load=self.load.yielding(), hops=hops)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

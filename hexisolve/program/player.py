@@ -44,7 +44,7 @@ class _Handle:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """What a rank posted at once on one channel."""
+    """What a rank posted at once on one channel: transfers, or a collective's `loads`."""
 
     rank: int
     channel: str
@@ -52,6 +52,7 @@ class _Group:
     meet: Meet | None
     open_parts: int
     handle: _Handle
+    loads: tuple[Load, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -214,12 +215,13 @@ class Player:
             return rank.handles.pop(item.handle)
         if isinstance(item, Meet):
             handle = _Handle(1)
-            self._post(_Group(number, item.channel, (), item, 1, handle))
+            self._post(_Group(number, item.channel, (), item, 1, handle, (item.load,)))
             return handle
         if isinstance(item, Aside):
-            rank.aside.open_parts += len(item.meetings)
             for meet in item.meetings:
-                self._post(_Group(number, meet.channel, (), meet, 1, rank.aside))
+                loads = meet.hops or (meet.load,)
+                rank.aside.open_parts += len(loads)
+                self._post(_Group(number, meet.channel, (), meet, len(loads), rank.aside, loads))
             return None
         return rank.aside
 
@@ -246,7 +248,8 @@ class Player:
             come.append(group)
             if len(come) == group.meet.num_members:
                 del self._come[group.channel]
-                self._move(group.meet.load, tuple(come))
+                for load in group.loads:
+                    self._move(load, tuple(come))
             return
         for send in group.sends:
             waiting = self._ends[send.key, not send.is_send]

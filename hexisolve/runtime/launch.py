@@ -20,98 +20,13 @@ from hexisolve.runtime.distributed import check_world_size, refuse_unsupported
 from hexisolve.runtime.interpreter import RunSettings
 from hexisolve.runtime.optimizer import AdamWSettings
 from hexisolve.runtime.processes import Job, StepDone, run_local
+from hexisolve.runtime.records import StepRecord, TrainingSummary
 from hexisolve.runtime.reference import reference_gradients
-from hexisolve.runtime.verify import DTYPES, Verification, verify_processes
+from hexisolve.runtime.verify import DTYPES, verify_processes
 from hexisolve.runtime.weights import initial_weights
 
 # A ring block below this many tokens costs more to announce than to move.
 MIN_BLOCK_TOKENS = 128
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One optimizer step.
-
-    Parameters
-    ----------
-    step
-        From 0.
-    loss, reference_loss
-        Mean over supervised tokens; of the single process when it runs beside, else None.
-    tokens_per_s
-        Of the whole job.
-    """
-
-    step: int
-    loss: float
-    reference_loss: float | None
-    tokens: int
-    tokens_per_s: float
-    step_time_s: float
-
-    @property
-    def relative_difference(self) -> float | None:
-        """``|loss - reference| / |reference|``."""
-        if self.reference_loss is None:
-            return None
-        return abs(self.loss - self.reference_loss) / max(abs(self.reference_loss), 1e-30)
-
-
-@dataclass(frozen=True)
-class TrainingSummary:
-    """What a training run did.
-
-    Parameters
-    ----------
-    steps
-        One record per step.
-    num_parameters
-        Of the model, tied ones once.
-    gradients
-        First-step gradients in float64 against one process, when verified.
-    """
-
-    steps: tuple[StepRecord, ...]
-    num_ranks: int
-    num_parameters: int
-    wall_s: float
-    gradients: Verification | None = None
-
-    @property
-    def num_steps(self) -> int:
-        """Steps made."""
-        return len(self.steps)
-
-    @property
-    def first_loss(self) -> float:
-        """Loss of the first step."""
-        return self.steps[0].loss
-
-    @property
-    def last_loss(self) -> float:
-        """Loss of the last step."""
-        return self.steps[-1].loss
-
-    @property
-    def mean_step_time_s(self) -> float:
-        """Mean over the steps but the first, which warms up (over all if there is only one)."""
-        counted = self.steps[1:] or self.steps
-        return sum(record.step_time_s for record in counted) / len(counted)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens of a step over `mean_step_time_s`."""
-        return self.steps[-1].tokens / self.mean_step_time_s
-
-    @property
-    def max_relative_difference(self) -> float | None:
-        """Largest difference of any step's loss from the single process; None if not verified."""
-        found = [
-            record.relative_difference
-            for record in self.steps
-            if record.relative_difference is not None
-        ]
-        return max(found) if found else None
 
 
 @dataclass(frozen=True)
@@ -143,6 +58,12 @@ def ring_blocks_for(instance: Instance) -> int:
     """Ring blocks to aim at: as many as the cost model assumes, unless they were tiny."""
     longest = max(instance.workload.sequence_lengths)
     return min(DEFAULT_RING_BLOCKS, max(1, longest // MIN_BLOCK_TOKENS))
+
+
+def num_parameters(architecture: Architecture) -> int:
+    """Parameters of a model, tied ones once."""
+    shapes = architecture.shapes(range(architecture.num_layers))
+    return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
 def train(
@@ -224,11 +145,10 @@ def train(
             instance, plan, seed=seed, timeout_s=timeout_s, batch=first_batch, style="training",
             ring_blocks=programs.ring_blocks,
         )  # fmt: skip
-    shapes = architecture.shapes(range(architecture.num_layers))
     return TrainingSummary(
         steps=tuple(records),
         num_ranks=len(programs.ranks),
-        num_parameters=sum(torch.Size(shape).numel() for shape in shapes.values()),
+        num_parameters=num_parameters(architecture),
         wall_s=time.perf_counter() - begun_s,
         gradients=gradients,
     )

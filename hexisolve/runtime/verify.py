@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,10 +114,26 @@ def verify_virtual(
     architecture = Architecture.of(instance.model)
     batch = random_batch(programs.sequence_lengths, architecture.vocab_size, seed)
     settings = RunSettings(dtype=DTYPES[dtype], seed=seed, style="probe", keeps_gradients=True)
-    run = VirtualRun(programs, settings, rank_order_seed=rank_order_seed)
-    loss = run.step(batch)
-    gradients = [rank.step_gradients for rank in run.ranks]
-    return _compare(programs, batch, settings, loss, gradients, "virtual", begun_s)
+    with _one_thread():
+        run = VirtualRun(programs, settings, rank_order_seed=rank_order_seed)
+        loss = run.step(batch)
+        gradients = [rank.step_gradients for rank in run.ranks]
+        return _compare(programs, batch, settings, loss, gradients, "virtual", begun_s)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread meanwhile, unless OMP_NUM_THREADS says otherwise.
+
+    Tensors of a miniature are small: on several threads it takes many times as long.
+    """
+    before = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def verify_processes(

@@ -228,5 +228,119 @@ def test_values_no_reader_takes(shell, tmp_path: Path, name: str, text: str) -> 
     assert str(path) in outcome.err
 
 
-def test_a_name_that_is_too_long(shell) -> None:
-    assert shell("check", "x" * 5000 + ".json").code == 2
+@pytest.mark.parametrize(
+    "command",
+    [["check"], ["show"], ["solve"], ["solve", "demo", "--cluster"], ["solve", "demo", "--model"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("suffix", ["", ".json"])
+def test_a_name_that_is_too_long(shell, command: list[str], suffix: str) -> None:
+    outcome = shell(*command, "x" * 5000 + suffix)
+    assert outcome.code == 2
+    assert "name too long" in outcome.err
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """A named pipe that nobody writes to: whoever opens it waits for ever."""
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["show", "PIPE"],
+        *(["show", "--as", kind, "PIPE"] for kind in ("cluster", "model", "instance", "plan")),
+        ["solve", "PIPE"],
+        ["solve", "--cluster", "PIPE", "--model", "MODEL", "--context", "256", "--batch", "2"],
+        ["solve", "--cluster", "CLUSTER", "--model", "PIPE", "--context", "256", "--batch", "2"],
+        ["solve", "INSTANCE", "--lengths", "PIPE"],
+        ["solve", "INSTANCE", "--start", "PIPE"],
+        ["compare", "PIPE"],
+        ["check", "PIPE"],
+        ["check", "PIPE", "PLAN"],
+        ["simulate", "PIPE"],
+        ["verify", "PIPE"],
+        ["run", "PIPE"],
+        ["run", "PLAN", "--data", "PIPE"],
+    ],
+    ids=" ".join,
+)
+def test_an_input_that_is_a_pipe_is_refused_at_once(
+    shell, inputs: Path, plan_path: Path, pipe: Path, command: list[str]
+) -> None:
+    named = {"PIPE": pipe, "PLAN": plan_path, "CLUSTER": inputs / "cluster.yaml",
+             "MODEL": inputs / "model.json", "INSTANCE": inputs / "instance.yaml"}  # fmt: skip
+    outcome = shell(*(named.get(word, word) for word in command))
+    assert outcome.code == 2
+    assert outcome.out == ""
+    (line,) = outcome.err.splitlines()
+    assert str(pipe) in line
+
+
+def test_a_device_is_no_input(shell) -> None:
+    for command in ("show", "check", "solve"):
+        outcome = shell(command, "/dev/null")
+        assert outcome.code == 2
+        (line,) = outcome.err.splitlines()
+        assert "/dev/null" in line
+        assert "device" in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "PLAN", "--data", ""],
+        ["check", ""],
+        ["check", "", "PLAN"],
+        ["show", ""],
+        ["verify", ""],
+        ["solve", ""],
+        ["solve", "INSTANCE", "--cluster", ""],
+        ["solve", "INSTANCE", "--start", ""],
+        ["solve", "INSTANCE", "--lengths", ""],
+        ["solve", "INSTANCE", "--output", ""],
+        ["simulate", "PLAN", "--trace", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_name_is_refused(shell, inputs: Path, plan_path: Path, command: list[str]) -> None:
+    named = {"PLAN": plan_path, "INSTANCE": inputs / "instance.yaml"}
+    outcome = shell(*(named.get(word, word) for word in command))
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert "empty" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["check", "demo"], ["demo", "bundled instance", "PLAN"]),
+        (["verify", "mixed-32"], ["mixed-32", "bundled cluster", "PLAN"]),
+        (["run", "llama-2-13b"], ["llama-2-13b", "bundled model", "PLAN"]),
+        (["check", "INSTANCE"], ["instance.yaml", "an instance", "PLAN"]),
+        (["check", "PLAN", "PLAN"], ["plan.json", "a plan", "INSTANCE", "check PLAN"]),
+        (["check", "PLAN", "INSTANCE"], ["plan.json", "a plan", "INSTANCE"]),
+        (["simulate", "INSTANCE", "CLUSTER"], ["cluster.yaml", "a cluster", "PLAN"]),
+        (["solve", "PLAN"], ["plan.json", "a plan", "INSTANCE"]),
+        (["solve", "CLUSTER"], ["cluster.yaml", "a cluster", "INSTANCE", "--cluster"]),
+        (["solve", "mixed-32"], ["mixed-32", "bundled cluster", "INSTANCE", "--cluster"]),
+        (["compare", "MODEL"], ["model.json", "a model", "INSTANCE", "--model"]),
+        (["solve", "INSTANCE", "--start", "INSTANCE"], ["instance.yaml", "an instance", "PLAN"]),
+    ],
+    ids=lambda value: " ".join(value) if len(value) < 5 else "",
+)
+def test_one_kind_of_file_for_another_is_told(
+    shell, inputs: Path, plan_path: Path, command: list[str], words: list[str]
+) -> None:
+    named = {"PLAN": plan_path, "CLUSTER": inputs / "cluster.yaml",
+             "MODEL": inputs / "model.json", "INSTANCE": inputs / "instance.yaml"}  # fmt: skip
+    outcome = shell(*(named.get(word, word) for word in command))
+    assert outcome.code == 2
+    assert outcome.out == ""
+    (line,) = outcome.err.splitlines()
+    for word in words:
+        assert word in line

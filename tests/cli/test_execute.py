@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hexisolve.data.model_spec import llama_like
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.io import read_plan, write_plan
 from hexisolve.program.clock import simulate
-from tests.plans import ring_of_groups, two_stages
+from tests.plans import make, ring_of_groups, two_stages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -151,6 +152,81 @@ def test_run_for_people(shell, byte_plan_path: Path, tmp_path: Path) -> None:
     assert outcome.code == 0
     for word in ("one process", "difference", "tokens/s", "largest gradient difference"):
         assert word in outcome.out
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+def test_both_ways_to_start_print_the_same_keys(shell, tmp_path: Path) -> None:
+    path = tmp_path / "two.json"
+    model = llama_like("bytes", 24, 4, 6, 3, 48, 256, head_dim=4)
+    write_plan(path, *make([((0, 4), [[(3, (0, 4)), (2, (4, 6))]])], [[0], [1]], [30, 20],
+                           model=model))  # fmt: skip
+    local = shell("run", path, "--steps", "2", "--json")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1",
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "hexisolve", "run", str(path), "--steps", "2", "--json"]
+        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    texts = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0]
+    assert texts[1] == ""
+    ours, theirs = (
+        [json.loads(line) for line in text.splitlines()] for text in (local.out, texts[0])
+    )
+    assert [list(line) for line in ours] == [list(line) for line in theirs]
+    assert "predicted_step_time_s" in theirs[0]
+    same = ("predicted_step_time_s", "num_ranks", "num_parameters", "losses", "loss", "tokens")
+    for one, other in zip(ours, theirs, strict=True):
+        for key in set(same) & one.keys():
+            assert one[key] == other[key]
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["--verify"], ["--verify", "torchrun"]),
+    ([], ["WORLD_SIZE", "2", "4 ranks"]),
+])  # fmt: skip
+def test_a_rank_that_does_not_fit_is_bad_input(
+    shell, byte_plan_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str],
+    words: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = shell("run", byte_plan_path, *options)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    for word in words:
+        assert word in outcome.err
+
+
+def test_a_model_larger_than_this_machine_is_refused(
+    shell, byte_plan_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexisolve.commands.run.machine_bytes", lambda: 1000)
+    outcome = shell("run", byte_plan_path)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    for word in ("1000 B", "torchrun", "verify PLAN"):
+        assert word in outcome.err
+
+
+def test_this_machine_has_memory() -> None:
+    from hexisolve.commands.run import machine_bytes
+
+    found = machine_bytes()
+    assert found is None or found > 2**20
+
+
+def test_cuda_needs_torchrun(shell, byte_plan_path: Path) -> None:
+    outcome = shell("run", byte_plan_path, "--device", "cuda")
+    assert outcome.code == 2
+    assert "torchrun" in outcome.err
 
 
 @pytest.mark.dist

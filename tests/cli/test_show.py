@@ -99,3 +99,25 @@ def test_as_overrides_the_guess(shell, inputs: Path) -> None:
     outcome = shell("show", inputs / "model.json", "--as", "cluster")
     assert outcome.code == 2
     assert "unknown key" in outcome.err
+
+
+def test_show_of_nothing_lists_what_is_bundled(shell) -> None:
+    from hexisolve.data.library import bundled_names
+
+    document = shell("show", "--json").json
+    assert document == {
+        "clusters": list(bundled_names("clusters")),
+        "models": list(bundled_names("llm")),
+        "instances": list(bundled_names("instances")),
+    }
+    text = shell("show").out
+    for names in document.values():
+        for name in names:
+            assert name in text
+
+
+def test_show_of_nothing_as_one_kind_lists_that_kind(shell) -> None:
+    assert list(shell("show", "--as", "model", "--json").json) == ["models"]
+    outcome = shell("show", "--as", "plan")
+    assert outcome.code == 2
+    assert "PLAN" in outcome.err

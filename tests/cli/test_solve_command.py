@@ -126,6 +126,29 @@ def test_a_start_plan_is_accepted_and_one_for_nothing_is_not(
     assert str(output) in outcome.err
 
 
+def test_a_start_plan_of_another_instance_is_refused_as_check_refuses_it(
+    shell, inputs: Path, plan_path: Path
+) -> None:
+    instance = inputs / "instance.yaml"
+    started = shell("solve", instance, "--start", plan_path)
+    checked = shell("check", instance, plan_path)
+    assert started.code == checked.code == 2
+    assert started.out == checked.out == ""
+    named = (str(instance), "the instance given")
+    assert started.err.splitlines() == [line.replace(*named) for line in checked.err.splitlines()]
+
+
+def test_a_start_plan_that_breaks_a_rule_is_rejected(
+    answer, shell, inputs: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "plan.json"
+    answer("--output", output)
+    document = json.loads(output.read_text())
+    document["plan"]["layout"]["replicas"][0]["stages"][0]["ring"][0]["ranks"][0]["device"] = "x"
+    output.write_text(json.dumps(document))
+    assert answer("--start", output).code == 3
+
+
 def test_a_model_that_cannot_fit_is_exit_code_1_with_a_reason(
     shell, inputs: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,35 @@ def cluster_of(
     )
 
 
+def two_hosts(link: float) -> Cluster:
+    """d0 and d1 on one switch, d2 and d3 on another, a wire between; all links alike."""
+    joined = [("d0", "left"), ("d1", "left"), ("d2", "right"), ("d3", "right"), ("left", "right")]
+    nodes: list[dict[str, object]] = [{"id": name, "kind": "switch"} for name in ("left", "right")]
+    nodes += [{"id": f"d{idx}", "kind": "device", "type": "gpu"} for idx in range(4)]
+    return Cluster.from_dict(
+        {
+            "name": "two-hosts",
+            "device_types": {
+                "gpu": {
+                    "dense_peak": "1e9 FLOP/s",
+                    "memory": "1e9 B",
+                    "memory_bandwidth": "1e9 B/s",
+                    "dense_efficiency": 1.0,
+                    "attention_forward_efficiency": 0.5,
+                    "attention_backward_efficiency": 0.4,
+                    "dtypes": ["bf16"],
+                }
+            },
+            "nodes": nodes,
+            "edges": [
+                {"source": source, "target": target, "bandwidth": f"{link!r} B/s", "latency": "0 s"}
+                for a, b in joined
+                for source, target in ((a, b), (b, a))
+            ],
+        }
+    )
+
+
 def model_of(num_layers: int = 2, **changes: object) -> ModelSpec:
     """A Llama of hidden size 64: 4 query heads, 2 KV heads, P_l = 36864."""
     config: dict[str, object] = {

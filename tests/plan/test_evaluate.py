@@ -16,12 +16,12 @@ from plan_examples import (
     model_of,
     plan_of,
     stage_of,
+    two_hosts,
     two_stage_plan,
     whole_chunks,
 )
 
 from hexisolve.cost.communication import Flow, edge_bytes, exchange_time_s
-from hexisolve.data.cluster import Cluster
 from hexisolve.errors import PlanError
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import BatchPlan, Chunk, Layout, Plan, Slice
@@ -159,6 +159,23 @@ def test_a_gather_adds_to_the_ring_on_the_same_link():  # type: ignore[no-untype
     assert per_chunk.edges["switch", "d0"] / 4e5 == close(busy_s)
 
 
+def test_a_hop_waits_for_every_edge_on_its_path():  # type: ignore[no-untyped-def]
+    """Equation 9: exchanges fill the ports, then the ring fills the wire between the hosts.
+
+    400 kB/s everywhere, seconds: 250 tokens a rank go to its neighbour in 0.08 before attention
+    and in 0.04 after it; 500 tokens of one KV head for two ranks cross the wire in 0.16. The
+    gather's hop from d1 to d2 passes port and wire, and its 55,488 bytes take 0.13872 more; the
+    busiest edge, a port, has 0.12 + 0.08 of the ring + 0.13872 to do.
+    """
+    ring = [[("d0", 250, (0, 2)), ("d1", 250, (2, 4))], [("d2", 250, (0, 2)), ("d3", 250, (2, 4))]]
+    instance = instance_of(two_hosts(4e5), model_of(4))
+    stage = stage_of((1, 3), *ring, zero=3)
+    price = price_stage(instance, stage, 1, 3, whole_chunks([1000])[0], {"none": 2})
+    layer_s, gather_s = 0.018432 + 0.16 + 0.12, 0.13872
+    assert price.layers[0].forward.total_s == close(layer_s)
+    assert price.forward_s == close(gather_s + (0.12 + 0.16 + gather_s) + layer_s)
+
+
 def test_a_gather_beside_exchanges_that_links_carry_easily_costs_nothing():  # type: ignore[no-untyped-def]
     """All edges together need less than the layer: the price is the chain of maxima."""
     ring = [[("d0", 500, (0, 2)), ("d1", 500, (2, 4))], [("d2", 500, (0, 2)), ("d3", 500, (2, 4))]]
@@ -282,24 +299,6 @@ def test_pipelines_of_a_replica_follow_one_another():  # type: ignore[no-untyped
 
 def test_a_port_that_everyone_uses_lengthens_the_step():  # type: ignore[no-untyped-def]
     """Two replicas, each a ring over two hosts, share the wire between the hosts."""
-    document = {
-        "name": "two-hosts",
-        "device_types": {
-            "gpu": {
-                "dense_peak": "1e9 FLOP/s", "memory": "1e9 B", "memory_bandwidth": "1e9 B/s",
-                "dense_efficiency": 1.0, "attention_forward_efficiency": 0.5,
-                "attention_backward_efficiency": 0.4, "dtypes": ["bf16"],
-            }
-        },
-        "nodes": [{"id": name, "kind": "switch"} for name in ("left", "right")]
-        + [{"id": f"d{idx}", "kind": "device", "type": "gpu"} for idx in range(4)],
-        "edges": [
-            {"source": source, "target": target, "bandwidth": "1e6 B/s", "latency": "0 s"}
-            for a, b in [("d0", "left"), ("d1", "left"), ("d2", "right"), ("d3", "right"),
-                         ("left", "right")]
-            for source, target in [(a, b), (b, a)]
-        ],
-    }  # fmt: skip
     stages = [
         stage_of((0, 2), [(f"d{idx}", 1, (0, 4))], [(f"d{idx + 2}", 1, (0, 4))]) for idx in (0, 1)
     ]
@@ -310,9 +309,7 @@ def test_a_port_that_everyone_uses_lengthens_the_step():  # type: ignore[no-unty
     )
 
     def price(link, plan):  # type: ignore[no-untyped-def]
-        changed = [edge | {"bandwidth": f"{link!r} B/s"} for edge in document["edges"]]
-        cluster = Cluster.from_dict(document | {"edges": changed})
-        return evaluate(instance_of(cluster), plan)
+        return evaluate(instance_of(two_hosts(link)), plan)
 
     slow = price(1e4, both)
     # 2 replicas x 2 chunks x 2 layers of 64,000 bytes forward and 192,000 back, then gradients.

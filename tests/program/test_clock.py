@@ -18,11 +18,19 @@ from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import BatchPlan, Plan, ReplicaBatch
 from hexisolve.program.clock import play_flat, simulate, simulate_programs
 from hexisolve.program.compile import compile_plan
-from hexisolve.program.link_sharing import SharedLinks
-from hexisolve.program.played import Await, Meet, Played, Post, Run
+from hexisolve.program.link_sharing import Load, SharedLinks
+from hexisolve.program.played import Aside, Await, Join, Meet, Played, Post, Run, Send
 from hexisolve.program.player import Player, StuckError
 from hexisolve.program.timeline import Timeline
 from hexisolve.solvers.baselines import baselines
+from tests.plan.plan_examples import (
+    instance_of,
+    model_of,
+    plan_of,
+    stage_of,
+    two_hosts,
+    whole_chunks,
+)
 from tests.plans import CASES, large, one_rank, three_stages, two_stages
 
 
@@ -169,18 +177,56 @@ def test_ranks_that_wait_for_ever_are_named() -> None:
 
 
 def lone_send():  # type: ignore[no-untyped-def]
-    from hexisolve.program.link_sharing import Load
-    from hexisolve.program.played import Send
-
     return Send(("channel", 0, 1), True, Load((0,), (1.0,), (1.0,), 0.0))
 
 
 def test_a_collective_begins_when_the_last_member_has_come() -> None:
-    from hexisolve.program.link_sharing import Load
-
     meet = Meet("channel", 2, Load((0,), (4.0,), (1.0,), 0.5))
     lists: dict[int, list[Played]] = {0: [Run(1.0, "pre"), meet], 1: [Run(3.0, "pre"), meet]}
     player = Player(lists, SharedLinks([2.0]))
     assert player.play() == {0: 5.5, 1: 5.5}
     kinds = [(span.kind, span.start_s, span.end_s) for span in player.spans()[0]]
     assert kinds == [("pre", 0.0, 1.0), ("wait", 1.0, 3.0), ("exchange", 3.0, 5.5)]
+
+
+def test_a_collective_aside_moves_hop_by_hop() -> None:
+    """Each of its two links is busy with something else for 2 of 6 s, one after the other.
+
+    A collective that moved as one would stand still for all 4 of them and end at 8.
+    """
+
+    def load(edge: int, num_bytes: float, flows: float = 1.0) -> Load:
+        return Load((edge,), (num_bytes,), (flows,), 0.0)
+
+    hops = (load(0, 4.0), load(1, 4.0))
+    gather = Meet("states", 2, Load((0, 1), (4.0, 4.0), (1.0, 1.0), 0.0), hops).yielding()
+    assert {hop.num_flows for hop in gather.hops} == {gather.load.num_flows[:1]}
+    lists: dict[int, list[Played]] = {}
+    for rank in (0, 1):
+        lists[rank] = [Aside((gather,))]
+        for edge in (0, 1):
+            send = Send(("ring", 0, 1), rank == 0, load(edge, 2.0))
+            lists[rank] += [Post("block", (("ring", (send,)),)), Await("block")]
+        lists[rank].append(Join())
+    ends = Player(lists, SharedLinks([1.0, 1.0])).play()
+    assert ends == {0: pytest.approx(6.0), 1: pytest.approx(6.0)}
+
+
+@pytest.mark.parametrize("policy", ["layer", "full"])
+@pytest.mark.parametrize("gradients", ["step", "chunk"])
+@pytest.mark.parametrize("link", [2e5, 8e5, 1e7])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gathers_beside_busy_links_cost_what_evaluate_says(
+    groups: int, link: float, gradients: str, policy: str
+) -> None:
+    """From links that hold everything up to links that hold nothing up (cost equation 9)."""
+    size, heads = 4 // groups, groups
+    ring = [
+        [(f"d{size * g + r}", 250, (r * heads, (r + 1) * heads)) for r in range(size)]
+        for g in range(groups)
+    ]
+    stage = stage_of((0, 6), *ring, zero=3, zero3_gradients=gradients)
+    instance = instance_of(two_hosts(link), model_of(6))
+    plan = plan_of([stage], whole_chunks([1000] * 2), policy)
+    timeline = simulate(instance, plan)
+    assert timeline.step_time_s == pytest.approx(evaluate(instance, plan).step_time_s, rel=0.02)

@@ -85,6 +85,29 @@ def test_what_runs_aside_yields() -> None:
     }
 
 
+def test_what_runs_aside_takes_what_others_leave() -> None:
+    links = SharedLinks([10.0, 1.0])
+    links.add(load({0: 10.0, 1: 10.0}), 0.0, "waited for")
+    for name in ("aside", "also"):
+        links.add(load({0: 45.0}).yielding(), 0.0, name)
+    # The second edge holds the first job to 1 byte/s, so 9 of 10 are left on the first edge.
+    assert ends(links) == {name: pytest.approx(10.0) for name in ("waited for", "aside", "also")}
+
+
+def test_what_runs_aside_slows_down_when_a_neighbour_speeds_up() -> None:
+    links = SharedLinks([10.0, 2.0])
+    links.add(load({0: 9.0, 1: 9.0}), 0.0, "waited for")
+    links.add(load({1: 3.0}), 0.0, "neighbour")
+    links.add(load({0: 50.0}).yielding(), 0.0, "aside")
+    # Until 3 s the neighbour takes half of the second edge: 1 byte/s of the first edge is used
+    # and 27 pass aside; then 2 are used until 6 s and 24 more have passed when 50 are reached.
+    assert ends(links) == {
+        "neighbour": pytest.approx(3.0),
+        "aside": pytest.approx(3.0 + 23.0 / 8.0),
+        "waited for": pytest.approx(6.0),
+    }
+
+
 def test_taken_capacity_is_missing_but_never_more_than_half() -> None:
     for taken, expected in ((4.0, 10 / 6), (9.0, 2.0)):
         links = SharedLinks([10.0], {0: taken})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hexisolve.data.families.reader import ConfigReader
+from hexisolve.data.reading import refuse_special
 from hexisolve.errors import InstanceError
 
 NESTED_KEYS: tuple[tuple[str, ...], ...] = (
@@ -50,6 +51,7 @@ def open_config(
 def read_json_object(path: Path) -> Mapping[str, Any]:
     """Parse the JSON object in a file; InstanceError with file, place and remedy otherwise."""
     file = str(path)
+    refuse_special(path, file)
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise InstanceError.single(
