@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -20,14 +21,15 @@ from hexisolve.formulation.stage_memory_bound import (
     gathered_bytes,
     state_bytes_per_device,
 )
-from hexisolve.formulation.stage_pricer import StagePricer, StagePrices
+from hexisolve.formulation.stage_pricer import GivenLayers, StagePricer, StagePrices, beside
 from hexisolve.formulation.stage_sizes import StageSizes
 from hexisolve.formulation.units import unit_classes
 from hexisolve.formulation.work import POLICIES
+from hexisolve.plan.gathered_chain import collective
 from hexisolve.plan.layer_price import LayerWork
 from hexisolve.plan.plan import Chunk, HeadGroup, Rank, Slice, Stage
 from hexisolve.plan.price_book import price_book
-from hexisolve.plan.stage_price import layer_works
+from hexisolve.plan.stage_price import layer_works, stage_price
 from hexisolve.plan.step_memory import chunk_memory
 from hexisolve.plan.tokens import chunk_shape
 
@@ -43,9 +45,12 @@ class Arrangement:
     ring
         The inside.
     layer_s
-        ``[length, kind, policy]`` F + B seconds of a layer.
+        ``[beside][length, kind, policy]`` F + B seconds of a layer in the middle of a stage, with
+        nothing, gathers, or gathers and gradient sums beside it.
     forward_s
-        ``[length, kind]`` its F.
+        ``[beside][length, kind]`` its F.
+    ends_s, only_s
+        ``[beside][length]`` what a stage of two layers, or of one, has less than that.
     kept
         ``[rank, policy, kind]`` bytes of a layer of the longest chunk between F and B.
     transient
@@ -57,8 +62,10 @@ class Arrangement:
     """
 
     ring: tuple[HeadGroup, ...]
-    layer_s: FloatArray
-    forward_s: FloatArray
+    layer_s: tuple[FloatArray, ...]
+    forward_s: tuple[FloatArray, ...]
+    ends_s: tuple[FloatArray, ...]
+    only_s: tuple[FloatArray, ...]
     kept: FloatArray
     transient: FloatArray
     fixed: FloatArray
@@ -129,7 +136,58 @@ def arrange(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> Arrangement:
             fixed, logits = np.maximum(fixed, working[:, 1]), working[:, 2]
             alone = chunk_memory(book, stage, 0, 1, longest, {policy: 1})
             fixed_alone = np.maximum(fixed_alone, [items[1] for items in alone.working])
-    return Arrangement(ring, layer_s, forward_s, kept, transient, fixed, fixed_alone, logits)
+    layers_s, forwards_s, ends_s, only_s = _with_gathers(pricer, ring, layer_s, forward_s)
+    return Arrangement(
+        ring, layers_s, forwards_s, ends_s, only_s, kept, transient, fixed, fixed_alone, logits
+    )
+
+
+def _with_gathers(
+    pricer: StagePricer, ring: tuple[HeadGroup, ...], layer_s: FloatArray, forward_s: FloatArray
+) -> tuple[tuple[FloatArray, ...], ...]:
+    """Prices of layers with nothing, gathers, or also gradient sums beside: what one more costs.
+
+    Where layers are unlike, gathers are taken as hidden.
+    """
+    num_lengths = len(layer_s)
+    layers, forwards = [layer_s], [forward_s]
+    ends, only = [np.zeros(num_lengths)], [np.zeros(num_lengths)]
+    num_ranks = sum(len(group.ranks) for group in ring)
+    book, model = price_book(pricer.instance), pricer.instance.model
+    parameters = model.layers[0].parameters
+    modes: tuple[Literal["step", "chunk"], ...] = ("step", "chunk")
+    for gradients in modes:
+        if num_ranks == 1 or len(pricer.kinds) > 1 or model.num_layers < 3:
+            layers.append(layer_s)
+            forwards.append(forward_s)
+            ends.append(ends[0])
+            only.append(only[0])
+            continue
+        own, own_forward = np.empty_like(layer_s), np.empty_like(forward_s)
+        less = np.empty(num_lengths)
+        alone = [collective(book, Stage((0, 1), ring, "kv", 3, gradients), parameters, kind).seconds
+                 for kind in ("gather", "reduce_scatter")]  # fmt: skip
+        exposed = 2.0 * alone[0] + alone[1] * (gradients == "chunk")
+        for length, tokens in enumerate(pricer.lengths.tokens):
+            shape = chunk_shape(Chunk((Slice(0, 0, tokens),)))
+            for idx, policy in enumerate(POLICIES):
+                two, three = (
+                    stage_price(
+                        book, Stage((0, n), ring, "kv", 3, gradients), 1, 3, shape, {policy: n}
+                    )
+                    for n in (2, 3)
+                )
+                one_forward = three.forward_s - two.forward_s
+                own[length, 0, idx] = one_forward + three.backward_s - two.backward_s
+                if not idx:
+                    own_forward[length, 0] = one_forward
+                    total = two.forward_s + two.backward_s - exposed
+                    less[length] = 2.0 * own[length, 0, 0] - total
+        layers.append(own)
+        forwards.append(own_forward)
+        ends.append(np.maximum(less, 0.0))
+        only.append(np.maximum(own - layer_s, 0.0)[:, 0, 0])
+    return tuple(layers), tuple(forwards), tuple(ends), tuple(only)
 
 
 class ArrangedRecompute:
@@ -176,7 +234,7 @@ class ArrangedRecompute:
         """Extra seconds, ``[length, j, place, layers]``; see `StagePricer.price`."""
         num_again, num_full = self.counts(mode, sizes, start, stop)
         fits = num_again >= 0
-        layer_s = self.stage.layer_s
+        layer_s = self.stage.layer_s[beside(mode)]
         first, last = self._first(sizes), len(self.order)
         result = []
         for length in range(len(layer_s)):
@@ -202,7 +260,8 @@ class ArrangedRecompute:
         )[:, None, None]  # fmt: skip
         rooms = self._rooms(mode, sizes, start)
         if len(self.pricer.kinds) == 1:
-            return self._best_counts(rooms, sizes, live)
+            dearer = np.diff(self.stage.layer_s[beside(mode)][0, 0])
+            return self._best_counts(rooms, sizes, live, dearer)
         steps = self._steps(rooms, sizes, live)
         num_full = np.maximum(steps - sizes.num_layers, 0)
         num_again = np.minimum(steps, sizes.num_layers) - num_full
@@ -230,12 +289,11 @@ class ArrangedRecompute:
         return rooms
 
     def _best_counts(
-        self, rooms: FloatArray, sizes: StageSizes, live: FloatArray
+        self, rooms: FloatArray, sizes: StageSizes, live: FloatArray, dearer: FloatArray
     ) -> tuple[IntArray, IntArray]:
         """The numbers of ``layer`` and ``full`` layers that fit and cost least."""
         layers = sizes.num_layers
         kept = self.stage.kept[self.unlike][:, :, 0]
-        dearer = np.diff(self.stage.layer_s[0, 0])
         best_s = np.full((len(live), *layers.shape), np.inf)
         again, full = np.full(best_s.shape, -1, dtype=np.int64), np.zeros_like(best_s, dtype=int)
         # Fewest ``full`` layers when all others are ``layer``. One more saves room for a few
@@ -333,7 +391,12 @@ def arrangement_prices(
 ) -> StagePrices:
     """All stages of a column inside which everything is arranged."""
     recompute = ArrangedRecompute(pricer, arrangement, neighbours)
-    return pricer.price(shape, mode, arrangement.layer_s, recompute.seconds, arrangement.forward_s)
+    number = beside(mode)
+    given = GivenLayers(
+        arrangement.layer_s[number], arrangement.ends_s[number], arrangement.only_s[number],
+        arrangement.forward_s[number], recompute.seconds,
+    )  # fmt: skip
+    return pricer.price(shape, mode, given)
 
 
 def even_prices(pricer: StagePricer, shape: ColumnShape, mode: StateMode) -> StagePrices:

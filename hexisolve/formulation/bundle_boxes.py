@@ -83,13 +83,15 @@ class Boxes:
         Share of the tokens that one block is; 0 where blocks are not all whole.
     target
         Bounds above it are not worked out: such boxes count with it.
+    moved
+        Bytes that enter every host beside forward and backward, around a ring of all devices.
     mother
         Boxes of the stage before one of its numbers of groups was fixed: halved so far.
     """
 
     def __init__(
         self, load: LayerLoad, policy: Policy, hosts: Hosts, stage: BundledStage, slack: float,
-        block: float, target: float, mother: Boxes | None = None,
+        block: float, target: float, moved: tuple[float, float], mother: Boxes | None = None,
     ) -> None:  # fmt: skip
         self.hosts, self.bundles, self.slack = hosts, stage.bundles, slack
         self.token_step = block * hosts.num_devices
@@ -114,7 +116,7 @@ class Boxes:
         self.inside = self._inside_s(known)
         self.passes = self._passes(known)
         self.scale = float(1.0 / (1.0 / (self.joint_dense + self.joint_attention)).sum())
-        self.target = target
+        self.target, self.moved = target, moved
         self.low, self.high, floor_s = self._first()
         if mother is not None:
             self.low, self.high, floor_s = mother.low, mother.high, mother.all_values
@@ -249,7 +251,7 @@ class Boxes:
             (hosts.dense_backward * blocks).max(axis=1), 1 / (1 / hosts.dense_backward).sum()
         )
         absent = self._absent(tokens, most)
-        ring_f, ring_b = self._ring(absent)
+        ring_f, ring_b, link_f, link_b = self._ring(absent)
         ringed_f, ringed_b = dense_f + ring_f, dense_b + ring_b
         floor = ringed_f + ringed_b
         own_f, own_b = self._own_ring(absent)
@@ -257,6 +259,8 @@ class Boxes:
         of_bundle = np.maximum(of_bundle - self.slack, 0.0)
         fewest, greatest_heads = self._heads(tokens, most, of_bundle, high[:, -1])
         # Ways a host can be late in a pass: other seconds, and seconds per share of the heads.
+        # Links alone: exchanges and gathers of the same pass follow one another on a border, so
+        # the seconds of all-to-all are not added there.
         forward = [
             (hosts.dense_forward * blocks, hosts.attention_forward * of_bundle),
             (ringed_f[:, None], np.zeros(1)),
@@ -268,6 +272,17 @@ class Boxes:
         if self.passes.any():
             forward.append((dense_f[:, None], own_f))
             backward.append((dense_b[:, None], own_b))
+        if self.moved[0]:
+            links = exchange[:, None]
+            forward.append((link_f[:, None] - links, np.zeros(1)))
+            backward.append((link_b[:, None] - links, np.zeros(1)))
+            floor = np.maximum(floor, link_f + link_b - exchange)
+            # The same at the port of a device, with what all-to-all inside the host needs there.
+            ports = [moved / hosts.device_rate for moved in self.moved]
+            forward.append((ports[0] - links, own_f))
+            backward.append((ports[1] - links, own_b))
+            busiest = (ports[0] + ports[1] + self.inside * tokens).max(axis=1)
+            floor = np.maximum(floor, busiest - exchange)
         shape = (len(forward), len(backward), *tokens.shape)
         other, attention = np.empty(shape), np.empty(shape)
         for idx, (other_f, heads_f) in enumerate(forward):
@@ -348,23 +363,36 @@ class Boxes:
             absent.append(np.maximum(1.0 - share, 0.0))
         return absent
 
-    def _ring(self, absent: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Ring seconds across the borders of bundles, forward and backward, at least."""
-        forward = np.zeros_like(absent[0])
-        if len(self.bundles) == 1:
-            return forward, forward
+    def _ring(self, absent: list[FloatArray]) -> tuple[FloatArray, ...]:
+        """Ring seconds across the borders of bundles, forward and backward, at least.
+
+        Then the same with what is moved beside the layer.
+        """
+        none = np.zeros_like(absent[0])
         rates = [float(self.hosts.rate_in[list(bundle)].sum()) for bundle in self.bundles]
-        for missing, rate in zip(absent, rates, strict=True):
-            forward = np.maximum(forward, missing * self.forward_bytes / rate)
-        backward = np.full_like(forward, np.inf)
+        # Moved bytes enter every host; of a bundle of several, each port takes its part.
+        beside = [
+            [len(bundle) * moved / rate for moved in self.moved]
+            for bundle, rate in zip(self.bundles, rates, strict=True)
+        ]
+        if len(self.bundles) == 1:
+            return none, none, none + beside[0][0], none + beside[0][1]
+        forward, link_f = none, none
+        for missing, rate, own in zip(absent, rates, beside, strict=True):
+            seconds = missing * self.forward_bytes / rate
+            forward, link_f = np.maximum(forward, seconds), np.maximum(link_f, seconds + own[0])
+        backward, link_b = np.full_like(none, np.inf), np.full_like(none, np.inf)
         for rest in itertools.permutations(range(1, len(self.bundles))):
             turn = (0, *rest)
-            slowest = np.zeros_like(forward)
+            slowest, busiest = none, none
             for before, idx in zip((turn[-1], *turn[:-1]), turn, strict=True):
                 back = absent[idx] * self.visiting_bytes + absent[before] * self.returning_bytes
-                slowest = np.maximum(slowest, back / rates[idx])
-            backward = np.minimum(backward, slowest)
-        return forward, backward + self.ring_again * forward
+                seconds = back / rates[idx]
+                again = self.ring_again * absent[idx] * self.forward_bytes / rates[idx]
+                slowest = np.maximum(slowest, seconds)
+                busiest = np.maximum(busiest, seconds + again + beside[idx][1])
+            backward, link_b = np.minimum(backward, slowest), np.minimum(link_b, busiest)
+        return forward, backward + self.ring_again * forward, link_f, link_b
 
     def _own_ring(self, absent: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
         """Seconds of the ring per share of the heads into one device or part, ``[box, host]``."""

@@ -44,6 +44,8 @@ class BundledLayer:
     host alone needs: a column without the others is no slower. Nor more than `enough_s`: nobody
     asks for more. `bound_s` is valid at any time; `run` raises it.
 
+    `moved_bytes` pass every border beside forward and backward: gathers and gradient sums.
+
     0 for one host and for more than `MAX_HOSTS`, where this bound is not computed.
     """
 
@@ -56,8 +58,9 @@ class BundledLayer:
         num_tokens: int,
         block_tokens: int,
         enough_s: float = np.inf,
+        moved_bytes: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self.load, self.policy = load, policy
+        self.load, self.policy, self._moved = load, policy, moved_bytes
         num_hosts = len(column.hosts)
         self._order = itertools.count()
         self._open: list[tuple[float, int, int, BundledStage, Boxes]] = []
@@ -122,7 +125,15 @@ class BundledLayer:
         hops_s = self._hops_s(stage)
         target = self._target_s - hops_s
         boxes = Boxes(
-            self.load, self.policy, self._hosts, stage, self._slack, self._block, target, mother
+            self.load,
+            self.policy,
+            self._hosts,
+            stage,
+            self._slack,
+            self._block,
+            target,
+            self._moved,
+            mother,
         )
         value = max(boxes.least + hops_s, floor_s)
         heapq.heappush(self._open, (value, next(self._order), 0, stage, boxes))

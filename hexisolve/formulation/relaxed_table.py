@@ -18,7 +18,7 @@ from hexisolve.formulation.pipeline_table import (
 )
 from hexisolve.formulation.relaxed_layer import ColumnShape, column_shape
 from hexisolve.formulation.stage_memory_bound import StateMode, state_modes
-from hexisolve.formulation.stage_pricer import StagePricer, StagePrices, signature
+from hexisolve.formulation.stage_pricer import StagePricer, StagePrices, beside, signature
 from hexisolve.formulation.units import UnitClass, devices_of, unit_classes
 
 _MAX_STAGES = 8
@@ -125,19 +125,19 @@ def _prices(pricer: StagePricer, shape: ColumnShape, mode: StateMode) -> StagePr
 
 def sharpened(
     problem: RelaxedProblem,
-    wanted: Collection[tuple[int, ...]],
+    wanted: Collection[tuple[tuple[int, ...], StateMode]],
     deadline: float = np.inf,
-    enough_s: Mapping[tuple[int, ...], FloatArray] | None = None,
+    enough_s: Mapping[tuple[int, ...], tuple[FloatArray, ...]] | None = None,
     step: float = np.inf,
 ) -> RelaxedProblem | None:
-    """The problem with columns of these units priced more sharply; None when none can be.
+    """The problem with columns of these units and modes priced more sharply; None: none can be.
 
     Parameters
     ----------
     deadline
         What is not worked out by then stays as loose as it is.
     enough_s
-        By units, prices of layers that need not be exceeded.
+        By units and what moves beside a layer, prices of layers that need not be exceeded.
     step
         About how much prices should rise, as a share; without it as much as they can.
     """
@@ -145,16 +145,18 @@ def sharpened(
     # Columns that look alike share a price, so all of them change together.
     changed = set()
     for entry in problem.pool:
-        key = signature(entry.shape)
-        if entry.column.units in wanted and key not in changed:
-            enough = (enough_s or {}).get(entry.column.units)
-            if pricer.sharpen(entry.shape, deadline, enough, step):
+        units, _, mode = entry.column
+        key = (signature(entry.shape), beside(mode))
+        if (units, mode) in wanted and key not in changed:
+            enough = (enough_s or {}).get(units)
+            limit = None if enough is None else enough[beside(mode)]
+            if pricer.sharpen(entry.shape, mode, deadline, limit, step):
                 changed.add(key)
     if not changed:
         return None
     pool = tuple(
         entry._replace(prices=pricer.price(entry.shape, entry.column.mode))
-        if signature(entry.shape) in changed
+        if (signature(entry.shape), beside(entry.column.mode)) in changed
         else entry
         for entry in problem.pool
     )

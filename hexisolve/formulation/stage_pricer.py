@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from hexisolve.cost.flop import head_forward_flop
 from hexisolve.data.instance import Instance
+from hexisolve.data.model_spec import LayerSpec
 from hexisolve.formulation.bundles import BundledLayer
 from hexisolve.formulation.cuts import CutRates
 from hexisolve.formulation.pipeline_table import FloatArray
@@ -39,6 +41,37 @@ class StagePrices(NamedTuple):
 
 # (mode, sizes, first and last + 1 number of stages after) -> [length, j, place, layers].
 RecomputeSeconds = Callable[[StateMode, StageSizes, int, int], FloatArray]
+
+
+PLAIN = StateMode(0, "step")
+
+
+@dataclass(frozen=True, eq=False)
+class GivenLayers:
+    """Prices of layers inside a column.
+
+    Parameters
+    ----------
+    layer_s
+        ``[length, kind, policy]`` F + B of a layer in the middle of a stage, with gathers beside.
+    ends_s, only_s
+        ``[length]`` what a stage of two or more layers, or of one, has less than that many layers.
+    forward_s
+        ``[length, kind]`` F of a layer; None when it is not known.
+    recompute_s
+        Seconds of recompute; None for the least that pooled memory allows.
+    """
+
+    layer_s: FloatArray
+    ends_s: FloatArray
+    only_s: FloatArray
+    forward_s: FloatArray | None = None
+    recompute_s: RecomputeSeconds | None = None
+
+
+def beside(mode: StateMode) -> int:
+    """Number of what moves beside a layer: 0 nothing, 1 gathers, 2 gradient sums as well."""
+    return 0 if mode.zero != 3 else 1 + (mode.gradients == "chunk")
 
 
 class StagePricer:
@@ -79,10 +112,12 @@ class StagePricer:
             return 0.0
         return num_bytes / rate_in + num_bytes / rate_out
 
-    def layer_s(self, shape: ColumnShape) -> FloatArray:
-        """``[length, kind, policy]`` least F + B seconds of a layer."""
+    def layer_s(self, shape: ColumnShape, mode: StateMode = PLAIN) -> FloatArray:
+        """``[length, kind, policy]`` least F + B seconds of a layer with gathers beside it."""
         key = signature(shape)
-        known = self._layer_s.get(key)
+        known = self._layer_s.get((key, beside(mode)))
+        if known is None and mode != PLAIN:
+            return self.layer_s(shape)
         if known is None:
             cost = self.instance.cost
             known = np.array(
@@ -97,12 +132,13 @@ class StagePricer:
                     for tokens in self.lengths.tokens
                 ]
             )
-            self._layer_s[key] = known
+            self._layer_s[key, beside(PLAIN)] = known
         return known
 
     def sharpen(
         self,
         shape: ColumnShape,
+        mode: StateMode = PLAIN,
         deadline: float = np.inf,
         enough_s: FloatArray | None = None,
         step: float = np.inf,
@@ -115,13 +151,13 @@ class StagePricer:
         """
         if not self.has_bundles or len(shape.hosts) < 2:
             return False
-        key = signature(shape)
+        key = (signature(shape), beside(mode))
         if key not in self._bundled:
-            self._bundled[key] = self._bundled_layers(shape, enough_s)
+            self._bundled[key] = self._bundled_layers(shape, mode, enough_s)
         layers = self._bundled[key]
         if all(layer.is_done for layer in layers):
             return False
-        known = self.layer_s(shape)
+        known = self.layer_s(shape, mode)
         launches = self._launches_s()
         pauses = (known - launches).ravel() * (1.0 + step)
         for layer, pause in zip(layers, pauses.tolist(), strict=True):
@@ -137,7 +173,7 @@ class StagePricer:
         return np.array([per_pass * (1.0 + REPEATS[policy][5]) for policy in POLICIES])
 
     def _bundled_layers(
-        self, shape: ColumnShape, enough_s: FloatArray | None
+        self, shape: ColumnShape, mode: StateMode, enough_s: FloatArray | None
     ) -> list[BundledLayer]:
         """One for every length, kind and policy."""
         instance, layers = self.instance, []
@@ -145,28 +181,36 @@ class StagePricer:
         for length, tokens in enumerate(self.lengths.tokens):
             for idx, kind in enumerate(self.kinds):
                 load = layer_load(instance, kind, tokens, shape.devices)
+                moved = self._moved_bytes(kind, mode, len(shape.devices))
                 enough = np.full(len(POLICIES), np.inf)
                 if enough_s is not None:
                     enough = enough_s[length, idx] - self._launches_s()
                 layers += [
-                    BundledLayer(load, policy, shape, instance.cost, tokens, block, limit)
+                    BundledLayer(load, policy, shape, instance.cost, tokens, block, limit, moved)
                     for policy, limit in zip(POLICIES, enough.tolist(), strict=True)
                 ]
         return layers
 
-    def price(
-        self, shape: ColumnShape, mode: StateMode, layer_s: FloatArray | None = None,
-        recompute_s: RecomputeSeconds | None = None, forward_s: FloatArray | None = None,
-    ) -> StagePrices:  # fmt: skip
-        """All stages of a column.
+    def _moved_bytes(
+        self, kind: LayerSpec, mode: StateMode, num_devices: int
+    ) -> tuple[float, float]:
+        """Bytes into a device beside the forward and the backward of a layer in ZeRO-3."""
+        if mode.zero != 3 or len(self.kinds) > 1:
+            return 0.0, 0.0
+        absent = kind.parameters * (1 - 1 / num_devices)
+        gather = absent * self.instance.workload.element_bytes
+        scatter = absent * self.instance.cost.gradient_bytes * (mode.gradients == "chunk")
+        return gather, gather + scatter
 
-        Relaxed prices, unless those of an arrangement are given: prices of layers
-        ``[length, kind, policy]``, seconds of recompute, and the forward of layers.
-        """
+    def price(
+        self, shape: ColumnShape, mode: StateMode, given: GivenLayers | None = None
+    ) -> StagePrices:
+        """All stages of a column: relaxed prices, unless those of an arrangement are given."""
         num_stages, (places, width) = self.max_stages, self.sizes[0].exists.shape
         values = [np.full((num_stages, places, width), value) for value in [np.inf] * 3 + [0.0] * 2]
         result = StagePrices(*values)
-        layer_s = self.layer_s(shape) if layer_s is None else layer_s
+        layers = given or self._relaxed_layers(shape, mode)
+        layer_s = layers.layer_s
         # Prices of stages that are not the last do not depend on j, only their memory does.
         groups = [(self.sizes[0], 0, 1), (self.sizes[1], 1, num_stages)]
         for sizes, start, stop in groups:
@@ -176,21 +220,27 @@ class StagePricer:
             exists = sizes.exists[None]
             finish_s = self._finish_s(shape, mode, sizes)
             result.finish_s[span] = np.where(sizes.exists, finish_s, np.inf)
-            if recompute_s is None:
+            if layers.recompute_s is None:
                 extra = self._recompute_s(shape, mode, sizes, start, stop, layer_s)
             else:
-                extra = recompute_s(mode, sizes, start, stop)
+                extra = layers.recompute_s(mode, sizes, start, stop)
             for idx, count in enumerate(self.lengths.counts):
-                time_s = self._stage_s(shape, mode, sizes, start == 0, idx, layer_s)[None]
+                time_s = self._stage_s(shape, mode, sizes, start == 0, idx, layers)[None]
                 time_s = np.where(exists, time_s + extra[idx], np.inf)
                 result.total_s[span] = count * time_s + (result.total_s[span] if idx else 0.0)
                 result.time_s[span] = time_s  # the last length is the shortest
-            forward, backward = self._passes_s(shape, mode, sizes, start == 0, forward_s)
+            forward, backward = self._passes_s(shape, mode, sizes, start == 0, layers.forward_s)
             result.forward_s[span], result.backward_s[span] = forward, backward
-            if forward_s is not None:
-                exact = self._work_s(shape, mode, sizes, start == 0, -1, layer_s)[0] - forward
+            if layers.forward_s is not None:
+                exact = self._work_s(shape, mode, sizes, start == 0, -1, layers)[0] - forward
                 result.backward_s[span] = np.where(exists, exact[None] + extra[-1], 0.0)
         return result
+
+    def _relaxed_layers(self, shape: ColumnShape, mode: StateMode) -> GivenLayers:
+        layer_s, plain_s = self.layer_s(shape, mode), self.layer_s(shape)
+        only_s = (layer_s - plain_s)[:, :, 0].max(axis=1)
+        times = 2.0 if mode.gradients == "chunk" else 1.0
+        return GivenLayers(layer_s, times * only_s, only_s)
 
     def _passes_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool,
@@ -216,10 +266,10 @@ class StagePricer:
 
     def _stage_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool, length: int,
-        layer_s: FloatArray,
+        layers: GivenLayers,
     ) -> FloatArray:  # fmt: skip
         """F + B without recompute: layers, head, exposed gathers."""
-        work, traffic = self._work_s(shape, mode, sizes, is_last, length, layer_s)
+        work, traffic = self._work_s(shape, mode, sizes, is_last, length, layers)
         result: FloatArray = np.maximum(work, traffic)
         return result
 
@@ -231,14 +281,16 @@ class StagePricer:
 
     def _work_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool, length: int,
-        layer_s: FloatArray,
+        layers: GivenLayers,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """Layers, head and what no layer hides of the gathers; and all gathers."""
         model = self.instance.model
         tokens = self.lengths.tokens[length]
         work: FloatArray = np.zeros(sizes.exists.shape)
         for kind, counts in enumerate(sizes.kind_counts):
-            work = work + counts * layer_s[length, kind, 0]
+            work = work + counts * layers.layer_s[length, kind, 0]
+        # Nothing is gathered beside the last block, or scattered beside the first.
+        work = work - np.where(sizes.num_layers > 1, layers.ends_s[length], layers.only_s[length])
         if is_last:
             flop = 3.0 * head_forward_flop(model.hidden_size, model.vocab_size, tokens)
             work = work + flop / sum(device.dense_flop_per_s for device in shape.devices)

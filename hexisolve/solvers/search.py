@@ -151,7 +151,10 @@ class Search:
             units = {relaxed.columns[choice.column].units for choice in least}
             self._remembered.update(dict.fromkeys(units))
             until = min(deadline, self.part_deadline - _LEAST_SEARCH_S)
-            sharper = sharpened(relaxed, units, until, self._enough_s(units), _SHARPER)
+            wanted = {
+                (relaxed.columns[c.column].units, relaxed.columns[c.column].mode) for c in least
+            }
+            sharper = sharpened(relaxed, wanted, until, self._enough_s(units), _SHARPER)
             if sharper is None or time.monotonic() > deadline:
                 break
             relaxed = self.relaxed = sharper
@@ -159,13 +162,16 @@ class Search:
             self._prove(relaxed, max(deadline, time.monotonic() + 0.3), most_labels=256)
         return relaxed
 
-    def _enough_s(self, wanted: Collection[tuple[int, ...]]) -> dict[tuple[int, ...], FloatArray]:
+    def _enough_s(
+        self, wanted: Collection[tuple[int, ...]]
+    ) -> dict[tuple[int, ...], tuple[FloatArray, ...]]:
         """Prices of layers of real stages, a little less: bounds need not exceed them."""
         enough = {}
         for units in wanted:
-            stages = [entry.column.stage.layer_s for entry in self._priced.get(units, ())]
+            stages = {id(e.column.stage): e.column.stage for e in self._priced.get(units, ())}
             if stages:
-                enough[units] = np.min(stages, axis=0) * (1.0 - _NEAR_ENOUGH)
+                every = zip(*(stage.layer_s for stage in stages.values()), strict=True)
+                enough[units] = tuple(np.min(own, axis=0) * (1 - _NEAR_ENOUGH) for own in every)
         return enough
 
     def accept_start(self, plan: Plan) -> None:
