@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _MOST_SECONDS = 1e7
+_SHOWN = 12
 
 
 def file_name(text: str) -> str:
@@ -212,7 +213,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
     Raises
     ------
     InstanceError
-        Naming every line that is no length.
+        Naming every line that is no length, of many the first.
     """
     from hexisolve.data.reading import refuse_special
 
@@ -237,6 +238,9 @@ def read_lengths(path: Path) -> tuple[int, ...]:
                 )  # fmt: skip
     if not lengths and not problems:
         problems.append(Problem("file", "", "holds no lengths", "write one per line", file))
+    if len(problems) > _SHOWN:
+        more = f"holds {len(problems) - _SHOWN} more words that are no lengths"
+        problems[_SHOWN:] = [Problem("file", "", more, "is it the right file?", file)]
     if problems:
         raise InstanceError(problems)
     return tuple(lengths)

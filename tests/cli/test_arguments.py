@@ -91,3 +91,13 @@ def test_lengths_that_are_no_text(tmp_path: Path) -> None:
         read_lengths(path)
     with pytest.raises(InstanceError, match="does not exist"):
         read_lengths(tmp_path / "missing")
+
+
+def test_a_file_of_something_else_is_told_in_a_few_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prose"
+    path.write_text("these are no lengths\n" * 1000)
+    with pytest.raises(InstanceError) as refusal:
+        read_lengths(path)
+    *shown, last = refusal.value.problems
+    assert len(shown) == 12
+    assert "3988 more" in last.message
