@@ -111,6 +111,7 @@ def arrange(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> Arrangement:
     book = price_book(instance)
     layers = instance.model.layers
     places = [layers.index(kind) for kind in pricer.kinds]
+    hidden_s = np.inf  # the least time that a pass leaves beside its own exchanges
     layer_s = np.empty((len(pricer.lengths.tokens), len(places), len(POLICIES)))
     forward_s = np.empty(layer_s.shape[:2])
     for length, tokens in enumerate(pricer.lengths.tokens):
@@ -119,6 +120,7 @@ def arrange(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> Arrangement:
             stage = Stage((place, place + 1), ring)
             work: LayerWork = next(iter(layer_works(book, stage, 1, shape)))
             forward_s[length, kind] = work.forward.total_s
+            hidden_s = min(hidden_s, _hidden_s(work))
             for idx, policy in enumerate(POLICIES):
                 layer_s[length, kind, idx] = work.forward.total_s + work.backward(policy).total_s
     longest = chunk_shape(Chunk((Slice(0, 0, max(instance.workload.sequence_lengths)),)))
@@ -136,15 +138,26 @@ def arrange(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> Arrangement:
             fixed, logits = np.maximum(fixed, working[:, 1]), working[:, 2]
             alone = chunk_memory(book, stage, 0, 1, longest, {policy: 1})
             fixed_alone = np.maximum(fixed_alone, [items[1] for items in alone.working])
-    layers_s, forwards_s, ends_s, only_s = _with_gathers(pricer, ring, layer_s, forward_s)
+    layers_s, forwards_s, ends_s, only_s = _with_gathers(pricer, ring, layer_s, forward_s, hidden_s)
     return Arrangement(
         ring, layers_s, forwards_s, ends_s, only_s, kept, transient, fixed, fixed_alone, logits
     )
 
 
+def _hidden_s(work: LayerWork) -> float:
+    """Seconds of a layer's passes that its own exchanges, one after the other, leave over."""
+    exchanges_s = sum(exchange.seconds for exchange in work.forward_exchanges)
+    left = work.forward.total_s - exchanges_s
+    for policy in POLICIES:
+        exchanges_s = sum(exchange.seconds for exchange in work.backward_exchanges(policy))
+        left = min(left, work.backward(policy).total_s - exchanges_s)
+    return left
+
+
 def _with_gathers(
-    pricer: StagePricer, ring: tuple[HeadGroup, ...], layer_s: FloatArray, forward_s: FloatArray
-) -> tuple[tuple[FloatArray, ...], ...]:
+    pricer: StagePricer, ring: tuple[HeadGroup, ...], layer_s: FloatArray, forward_s: FloatArray,
+    hidden_s: float,
+) -> tuple[tuple[FloatArray, ...], ...]:  # fmt: skip
     """Prices of layers with nothing, gathers, or also gradient sums beside: what one more costs.
 
     Where layers are unlike, gathers are taken as hidden.
@@ -157,7 +170,13 @@ def _with_gathers(
     parameters = model.layers[0].parameters
     modes: tuple[Literal["step", "chunk"], ...] = ("step", "chunk")
     for gradients in modes:
-        if num_ranks == 1 or len(pricer.kinds) > 1 or model.num_layers < 3:
+        can_price = num_ranks > 1 and len(pricer.kinds) == 1 and model.num_layers >= 3
+        moved_s = 0.0
+        if can_price:
+            alone = [collective(book, Stage((0, 1), ring, "kv", 3, gradients), parameters, kind)
+                     for kind in ("gather", "reduce_scatter")]  # fmt: skip
+            moved_s = alone[0].seconds + alone[1].seconds * (gradients == "chunk")
+        if not can_price or moved_s <= hidden_s:
             layers.append(layer_s)
             forwards.append(forward_s)
             ends.append(ends[0])
@@ -165,9 +184,7 @@ def _with_gathers(
             continue
         own, own_forward = np.empty_like(layer_s), np.empty_like(forward_s)
         less = np.empty(num_lengths)
-        alone = [collective(book, Stage((0, 1), ring, "kv", 3, gradients), parameters, kind).seconds
-                 for kind in ("gather", "reduce_scatter")]  # fmt: skip
-        exposed = 2.0 * alone[0] + alone[1] * (gradients == "chunk")
+        exposed = moved_s + alone[0].seconds
         for length, tokens in enumerate(pricer.lengths.tokens):
             shape = chunk_shape(Chunk((Slice(0, 0, tokens),)))
             for idx, policy in enumerate(POLICIES):

@@ -159,9 +159,15 @@ class StagePricer:
             return False
         known = self.layer_s(shape, mode)
         launches = self._launches_s()
-        pauses = (known - launches).ravel() * (1.0 + step)
-        for layer, pause in zip(layers, pauses.tolist(), strict=True):
-            layer.run(pause, deadline)
+        pauses = ((known - launches).ravel() * (1.0 + step)).tolist()
+        # `full` last: few stages need it.
+        is_full = [layer.policy == "full" for layer in layers]
+        for later in (False, True):
+            turn = [k for k, own in enumerate(is_full) if own == later and not layers[k].is_done]
+            for k in turn:
+                layers[k].run(pauses[k], deadline)
+            if turn:
+                break
         bounds = np.array([layer.bound_s for layer in layers]).reshape(known.shape)
         self._layer_s[key] = np.maximum(known, bounds + launches)
         return True

@@ -175,7 +175,7 @@ def best_configurations(
 
     solve_relaxed(
         real.table, cutoff_s=cutoff_s, relative_gap=4e-3,
-        most_labels=256, num_stages=num_stages,
+        most_labels=32, num_stages=num_stages,
         deadline=deadline, on_configuration=remember,
     )  # fmt: skip
     return sorted(met, key=lambda configuration: met[configuration])

@@ -42,7 +42,7 @@ _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 _NUM_SIMPLE = 16
 _LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
-_SHARPER = 0.02  # prices rise by this share before the optimum is looked for again
+_SHARPER = 0.02  # prices rise at least so before the optimum is looked for again
 _NEAR_ENOUGH = 0.003
 _MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
 
@@ -123,9 +123,9 @@ class Search:
             self.instance, self.num_stages, is_small, self.part
         )
         self._met, self._priced, self._remembered = {}, {}, {}
-        # Stages on few hosts are quickly arranged and carry most good plans.
+        # Stages on few hosts are quickly arranged and carry many good plans.
         wanted = sorted(wanted_units(relaxed), key=lambda units: self._num_hosts(relaxed, units))
-        simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) <= 2]
+        simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) <= 1]
         self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
         if is_small and relaxed.columns and can_close(relaxed):
             # A bound first, in case the enumeration does not end in time.
@@ -136,25 +136,36 @@ class Search:
         if self.plan is None:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
         self._prove(relaxed, self._time_left(0.2), most_labels=256)
-        for share in (0.3, 0.4, 0.5):
+        for share in (0.6, 0.7):
+            relaxed = self._sharpen(relaxed, self._time_left(share))
             if self.is_closed or self.is_refuted:
                 return
-            self._plans(relaxed, self._next_units(relaxed, wanted), share)
-            relaxed = self._sharpen(relaxed, self._time_left(0.6))
+            self._plans(relaxed, (), 0.3)
+        self._plans(relaxed, self._next_units(relaxed, wanted), 0.5)
         if not self.is_closed:
             self._prove(relaxed, self.part_deadline, most_labels=2048)
 
     def _sharpen(self, relaxed: RelaxedProblem, deadline: float) -> RelaxedProblem:
-        """Raise the bound: sharpen the columns of the relaxed optimum until it uses none other."""
+        """Close in from both sides on the columns that the relaxed optimum uses.
+
+        They are arranged for plans, and their prices raised for the bound, until nothing more can
+        be raised in the columns of the optimum.
+        """
         while self._met and not (self.is_closed or self.is_refuted):
             least = min(self._met, key=lambda configuration: self._met[configuration])
             units = {relaxed.columns[choice.column].units for choice in least}
             self._remembered.update(dict.fromkeys(units))
+            fresh = sorted(units - set(self._priced))
+            if fresh:
+                real_problem(relaxed, fresh, self.part_deadline, self._priced)
             until = min(deadline, self.part_deadline - _LEAST_SEARCH_S)
             wanted = {
                 (relaxed.columns[c.column].units, relaxed.columns[c.column].mode) for c in least
             }
-            sharper = sharpened(relaxed, wanted, until, self._enough_s(units), _SHARPER)
+            step = _SHARPER
+            if self.plan is not None:
+                step = max(step, (1.0 - self.bound_s / self.value_s) / 2)
+            sharper = sharpened(relaxed, wanted, until, self._enough_s(units), step)
             if sharper is None or time.monotonic() > deadline:
                 break
             relaxed = self.relaxed = sharper
@@ -271,7 +282,11 @@ class Search:
             if draft in self._polished:
                 continue
             better, _ = polish(
-                self.instance, draft, value_s, self.rings_of, self._time_left(share / 3)
+                self.instance,
+                draft,
+                value_s,
+                self.rings_of,
+                min(self._time_left(share / 3), time.monotonic() + _LEAST_SEARCH_S),
             )
             self._polished |= {draft, better}
             self._offer(to_plan(self.instance, better), better)
