@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,6 +69,24 @@ class BundledStage:
     groups: tuple[int | None, ...]
 
 
+class Margins(NamedTuple):
+    """Shares of the tokens.
+
+    Parameters
+    ----------
+    slack
+        How much more than its even share of its bundle a group may have, because of whole blocks.
+    odd
+        How much less than its share its pairs may be, because of pieces of odd size.
+    block
+        What one block is; 0 where blocks are not all whole.
+    """
+
+    slack: float
+    odd: float
+    block: float
+
+
 class Boxes:
     """Boxes of X (one per host) and A.
 
@@ -77,10 +96,8 @@ class Boxes:
         The work.
     stage
         Its bundles; a bundle without a number of groups takes the best of every number in each row.
-    slack
-        How much more than its even share of its bundle a group may have.
-    block
-        Share of the tokens that one block is; 0 where blocks are not all whole.
+    margins
+        What whole blocks and odd pieces change.
     target
         Bounds above it are not worked out: such boxes count with it.
     moved
@@ -90,10 +107,11 @@ class Boxes:
     """
 
     def __init__(
-        self, load: LayerLoad, policy: Policy, hosts: Hosts, stage: BundledStage, slack: float,
-        block: float, target: float, moved: tuple[float, float], mother: Boxes | None = None,
+        self, load: LayerLoad, policy: Policy, hosts: Hosts, stage: BundledStage,
+        margins: Margins, target: float, moved: tuple[float, float], mother: Boxes | None = None,
     ) -> None:  # fmt: skip
-        self.hosts, self.bundles, self.slack = hosts, stage.bundles, slack
+        self.hosts, self.bundles = hosts, stage.bundles
+        self.slack, self.odd, block = margins
         self.token_step = block * hosts.num_devices
         self.ring_again = REPEATS[policy][4]
         self.forward_bytes = load.ring_forward_bytes
@@ -256,7 +274,7 @@ class Boxes:
         floor = ringed_f + ringed_b
         own_f, own_b = self._own_ring(absent)
         of_bundle = np.maximum(tokens @ self.same, 1.0 - most @ (1.0 - self.same))
-        of_bundle = np.maximum(of_bundle - self.slack, 0.0)
+        of_bundle = np.maximum(of_bundle - self.odd, 0.0)
         fewest, greatest_heads = self._heads(tokens, most, of_bundle, high[:, -1])
         # Ways a host can be late in a pass: other seconds, and seconds per share of the heads.
         # Links alone: exchanges and gathers of the same pass follow one another on a border, so
@@ -272,6 +290,7 @@ class Boxes:
         if self.passes.any():
             forward.append((dense_f[:, None], own_f))
             backward.append((dense_b[:, None], own_b))
+        crossing: tuple[FloatArray, FloatArray] | None = None
         if self.moved[0]:
             links = exchange[:, None]
             forward.append((link_f[:, None] - links, np.zeros(1)))
@@ -283,12 +302,18 @@ class Boxes:
             backward.append((ports[1] - links, own_b))
             busiest = (ports[0] + ports[1] + self.inside * tokens).max(axis=1)
             floor = np.maximum(floor, busiest - exchange)
+            # What enters a host by all-to-all passes its border beside the ring and the gathers.
+            others = np.maximum(tokens @ self.same - tokens, 0.0)
+            crossing = (link_f + link_b - exchange)[:, None], hosts.exchange * others
         shape = (len(forward), len(backward), *tokens.shape)
         other, attention = np.empty(shape), np.empty(shape)
         for idx, (other_f, heads_f) in enumerate(forward):
             for k, (other_b, heads_b) in enumerate(backward):
                 other[idx, k], attention[idx, k] = other_f + other_b, heads_f + heads_b
         other, attention = other.reshape(-1, *tokens.shape), attention.reshape(-1, *tokens.shape)
+        if crossing is not None:
+            other = np.concatenate([other, np.broadcast_to(crossing[0], tokens.shape)[None]])
+            attention = np.concatenate([attention, crossing[1][None]])
         attention = np.maximum(attention, 1e-30)
         exists &= (fewest @ self.same <= 1.0 + 1e-12).all(axis=1)
         result = np.full(len(low), self.target)
@@ -359,7 +384,10 @@ class Boxes:
             inside = list(bundle)
             outside = [h for h in range(tokens.shape[1]) if h not in bundle]
             share = np.minimum(most[:, inside].sum(axis=1), 1.0 - tokens[:, outside].sum(axis=1))
-            share = share / max(self.groups[inside[0]], 1.0) + self.slack
+            number = self.groups[inside[0]]
+            if number > 1:
+                share = np.minimum(share / number + self.slack, share)
+            share = share + self.odd
             absent.append(np.maximum(1.0 - share, 0.0))
         return absent
 

@@ -25,7 +25,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from hexisolve.data.constants import CostConstants
-from hexisolve.formulation.bundle_boxes import Boxes, Bundle, BundledStage, Hosts, assign
+from hexisolve.formulation.bundle_boxes import (
+    Boxes,
+    Bundle,
+    BundledStage,
+    Hosts,
+    Margins,
+    assign,
+)
 from hexisolve.formulation.cuts import Cut
 from hexisolve.formulation.relaxed_layer import ColumnShape, exchange_s
 from hexisolve.formulation.work import REPEATS, LayerLoad
@@ -70,9 +77,11 @@ class BundledLayer:
             return
         self._hosts = hosts = _hosts(load, policy, column)
         # Groups take blocks in turn; pieces of odd size have a few pairs less than their share.
-        odd = 2.0 * len(column.devices) / (num_tokens + 1)
-        self._slack = num_hosts * block_tokens / num_tokens + odd
-        self._block = 0.0 if num_tokens % block_tokens else block_tokens / num_tokens
+        self._margins = Margins(
+            slack=num_hosts * block_tokens / num_tokens,
+            odd=2.0 * len(column.devices) / (num_tokens + 1),
+            block=0.0 if num_tokens % block_tokens else block_tokens / num_tokens,
+        )
         self._hop_s = cost.launch_overhead_s * (2 + REPEATS[policy][4])
         alone = (hosts.dense_forward + hosts.dense_backward + hosts.attention_forward
                  + hosts.attention_backward)  # fmt: skip
@@ -125,15 +134,7 @@ class BundledLayer:
         hops_s = self._hops_s(stage)
         target = self._target_s - hops_s
         boxes = Boxes(
-            self.load,
-            self.policy,
-            self._hosts,
-            stage,
-            self._slack,
-            self._block,
-            target,
-            self._moved,
-            mother,
+            self.load, self.policy, self._hosts, stage, self._margins, target, self._moved, mother
         )
         value = max(boxes.least + hops_s, floor_s)
         heapq.heappush(self._open, (value, next(self._order), 0, stage, boxes))
