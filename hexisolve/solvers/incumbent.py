@@ -27,6 +27,7 @@ from hexisolve.solvers.drafts import Draft, DraftStage, fit_memory
 from hexisolve.solvers.dynamic_program import solve_relaxed
 from hexisolve.solvers.real_stages import real_stages
 
+_SUIT_S = 0.25  # seconds for shares that suit gathers, per unit multiset
 _MOST_WASTE = 1.6  # unit multisets that waste more than this many times the least are left out
 
 
@@ -91,7 +92,7 @@ def _priced(
     shape = column_shape(pricer.rates, numbers)
     entry_s = pricer.entry_s(numbers)
     found = []
-    for stage in real_stages(pricer, shape):
+    for stage in real_stages(pricer, shape, time.monotonic() + _SUIT_S):
         for mode in state_modes(instance, len(numbers)):
             prices = arrangement_prices(pricer, shape, mode, stage)
             found.append(PricedReal(RealColumn(units, mode, stage), prices, entry_s))
