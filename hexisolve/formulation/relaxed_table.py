@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -74,6 +75,8 @@ def relaxed_problem(
     num_stages: int | None = None,
     keep_all: bool = False,
     part: frozenset[str] | None = None,
+    max_units: int | None = None,
+    deadline: float = np.inf,
 ) -> RelaxedProblem:
     """Price every column of an instance from below.
 
@@ -87,6 +90,15 @@ def relaxed_problem(
         Keep columns that are never better by their relaxed prices: real prices may differ.
     part
         Only units whose devices are all in this set; None for the whole cluster.
+    max_units
+        Only columns of so many units: quickly there, and no bound for the others.
+    deadline
+        On `time.monotonic`.
+
+    Raises
+    ------
+    TimeoutError
+        When not all columns are priced by the deadline: fewer would not give a bound.
     """
     classes = unit_classes(instance.cluster)
     if part is not None:
@@ -99,7 +111,10 @@ def relaxed_problem(
     most = min(num_units, instance.model.num_layers, num_stages or _MAX_STAGES)
     pricer = StagePricer(instance, most)
     pool: list[PricedColumn] = []
-    for counts in usage_states([entry.count for entry in classes])[1:]:
+    every = usage_states([entry.count for entry in classes])[1:]
+    for counts in every if max_units is None else every[every.sum(axis=1) <= max_units]:
+        if time.monotonic() > deadline:
+            raise TimeoutError("not all columns could be priced in time")
         devices = devices_of(classes, counts.tolist())
         numbers = [instance.cluster.device_index[device] for device in devices]
         shape = column_shape(pricer.rates, numbers)

@@ -112,6 +112,18 @@ class StagePricer:
             return 0.0
         return num_bytes / rate_in + num_bytes / rate_out
 
+    def least_work_s(self, numbers: Sequence[int]) -> float:
+        """No plan on these devices takes less: all of them busy with all chunks until the end."""
+        devices = [self.instance.cluster.devices[number] for number in numbers]
+        seconds = 0.0
+        for tokens, count in zip(self.lengths.tokens, self.lengths.counts, strict=True):
+            for kind in self.kinds:
+                load = layer_load(self.instance, kind, tokens, devices)
+                attention = load.attention_forward_s + load.attention_backward_s
+                own = two_work_bound_s(3.0 * load.dense_s, attention)
+                seconds += count * self.instance.model.layers.count(kind) * own
+        return seconds
+
     def layer_s(self, shape: ColumnShape, mode: StateMode = PLAIN) -> FloatArray:
         """``[length, kind, policy]`` least F + B seconds of a layer with gathers beside it."""
         key = signature(shape)
@@ -166,7 +178,7 @@ class StagePricer:
             turn = [k for k, own in enumerate(is_full) if own == later and not layers[k].is_done]
             for k in turn:
                 layers[k].run(pauses[k], deadline)
-            if turn:
+            if turn and np.isfinite(step):
                 break
         bounds = np.array([layer.bound_s for layer in layers]).reshape(known.shape)
         self._layer_s[key] = np.maximum(known, bounds + launches)

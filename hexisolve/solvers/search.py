@@ -17,6 +17,7 @@ from hexisolve.formulation.configuration_program import (
 from hexisolve.formulation.pipeline_table import Configuration, FloatArray
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem, sharpened
+from hexisolve.formulation.stage_pricer import StagePricer
 from hexisolve.formulation.units import connected_parts, devices_of
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
@@ -40,6 +41,7 @@ from hexisolve.solvers.result import Limit, Progress, Result, Status
 _NUM_DRAFTS = 4
 _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
+_QUICK_DEVICES = 32  # beyond, pricing all columns takes long
 _NUM_SIMPLE = 16
 _LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
 _SHARPER = 0.02  # prices rise at least so before the optimum is looked for again
@@ -119,10 +121,21 @@ class Search:
 
     def _search_part(self) -> None:
         is_small = len(self.part) <= _MAX_CLOSED_DEVICES
-        relaxed = self.relaxed = relaxed_problem(
-            self.instance, self.num_stages, is_small, self.part
-        )
         self._met, self._priced, self._remembered = {}, {}, {}
+        if len(self.part) > _QUICK_DEVICES:
+            # Stages of one unit: a first plan long before all columns are priced.
+            quick = self.relaxed = relaxed_problem(
+                self.instance, self.num_stages, False, self.part, max_units=1
+            )
+            self._plans(quick, wanted_units(quick), 0.05)
+        try:
+            relaxed = self.relaxed = relaxed_problem(
+                self.instance, self.num_stages, is_small, self.part,
+                deadline=math.inf if is_small else self._time_left(0.8),
+            )  # fmt: skip
+        except TimeoutError:
+            self._raise_bound(self._least_work_s())
+            return
         # Stages on few hosts are quickly arranged and carry many good plans.
         wanted = sorted(wanted_units(relaxed), key=lambda units: self._num_hosts(relaxed, units))
         simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) <= 1]
@@ -258,6 +271,11 @@ class Search:
         order = dict.fromkeys([*met, *self._remembered])
         every = dict.fromkeys([*order, *wanted])
         return [units for units in every if units in known and units not in self._priced]
+
+    def _least_work_s(self) -> float:
+        """A bound without columns: every device of the part busy until the end."""
+        numbers = [self.instance.cluster.device_index[device] for device in sorted(self.part)]
+        return StagePricer(self.instance, 1).least_work_s(numbers)
 
     def _plans(
         self, relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]],

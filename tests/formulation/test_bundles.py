@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 
 import numpy as np
@@ -12,10 +13,15 @@ from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
 from hexisolve.formulation.arrangement import arrange
+from hexisolve.formulation.pipeline_table import Choice
 from hexisolve.formulation.relaxed_layer import column_shape
-from hexisolve.formulation.relaxed_table import relaxed_problem, sharpened
-from hexisolve.formulation.stage_pricer import StagePricer
-from hexisolve.plan.plan import HeadGroup, Rank
+from hexisolve.formulation.relaxed_table import make_table, relaxed_problem, sharpened
+from hexisolve.formulation.stage_memory_bound import StateMode
+from hexisolve.formulation.stage_pricer import PLAIN, StagePricer
+from hexisolve.plan.evaluate import evaluate
+from tests.formulation.regular_plans import regular_plans, regular_ring
+
+MODES = (PLAIN, StateMode(3, "step"), StateMode(3, "chunk"))
 
 
 def instance(cluster: str, kv_heads: int, context: int) -> Instance:
@@ -23,49 +29,6 @@ def instance(cluster: str, kv_heads: int, context: int) -> Instance:
     return Instance(
         Cluster.read(cluster), model, Workload(context_tokens=context, batch_sequences=2)
     )
-
-
-def random_ring(problem: Instance, hosts: list[str], rng: Random) -> tuple[HeadGroup, ...]:
-    """Bundles of hosts; in each, groups that give a host the same heads every time."""
-    rest, groups = list(hosts), []
-    rng.shuffle(rest)
-    while rest:
-        bundle = [rest.pop() for _ in range(rng.randint(1, len(rest)))]
-        groups += _groups(problem, bundle, rng)
-    rng.shuffle(groups)
-    blocks = problem.workload.num_tokens // 2 // problem.workload.block_tokens
-    devices = [device for group in groups for device, _ in group]
-    # Shares by speed, shaken; sometimes concentrated on a few.
-    spread = rng.choice((0.0, 0.2, 1.0, 3.0))
-    weights = [
-        problem.cluster.device(d).dense_flop_per_s * np.exp(spread * rng.gauss(0, 1))
-        for d in devices
-    ]
-    counts = [int(blocks * w / sum(weights)) for w in weights]
-    counts[rng.randrange(len(counts))] += blocks - sum(counts)
-    tokens = iter(counts)
-    block = problem.workload.block_tokens
-    return tuple(
-        HeadGroup(tuple(Rank(device, next(tokens) * block, heads) for device, heads in group))
-        for group in groups
-    )
-
-
-def _groups(problem: Instance, bundle: list[str], rng: Random):
-    members = {host: [d.id for d in problem.cluster.devices_of(host)] for host in bundle}
-    num_groups = rng.choice([1, 2, 4, 8])
-    cuts = sorted(rng.randint(0, 16) for _ in range(len(bundle) - 1))
-    bounds = list(zip([0, *cuts], [*cuts, 16], strict=True))
-    groups = []
-    for number in range(num_groups):
-        group = []
-        for host, (first, stop) in zip(bundle, bounds, strict=True):
-            own = members[host][number * 8 // num_groups : (number + 1) * 8 // num_groups]
-            inner = sorted(rng.randint(first, stop) for _ in range(len(own) - 1))
-            edges = [first, *inner, stop]
-            group += [(d, (a, b)) for d, a, b in zip(own, edges[:-1], edges[1:], strict=True)]
-        groups.append(group)
-    return groups
 
 
 @pytest.mark.parametrize(("cluster", "kv_heads", "context"), [
@@ -87,17 +50,46 @@ def test_sharp_prices_stay_below_random_stages(cluster: str, kv_heads: int, cont
             problem.cluster.device_index[d.id] for h in hosts for d in problem.cluster.devices_of(h)
         )
         shape = column_shape(pricer.rates, numbers)
-        pricer.sharpen(shape)
-        relaxed = pricer.layer_s(shape)
+        for mode in MODES:
+            pricer.sharpen(shape, mode, time.monotonic() + 2.0)
+        relaxed = [pricer.layer_s(shape, mode) for mode in MODES]
         for _ in range(12):
-            real = arrange(pricer, random_ring(problem, hosts, rng)).layer_s
-            assert (relaxed <= real * (1 + 1e-9)).all()
+            real = arrange(pricer, regular_ring(problem, hosts, rng)).layer_s
+            for own, theirs in zip(relaxed, real, strict=True):
+                assert (own <= theirs * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(("cluster", "context"), [("mixed-32", 65_536), ("mixed-32-fast", 16_384)])
+def test_the_table_stays_below_random_plans(cluster: str, context: int) -> None:
+    problem = instance(cluster, 16, context)
+    relaxed = relaxed_problem(problem)
+    every = {(column.units, column.mode) for column in relaxed.columns}
+    relaxed = sharpened(relaxed, every, time.monotonic() + 8.0) or relaxed
+    index = {(entry.column.units, entry.column.mode): entry for entry in relaxed.pool}
+    count = 0
+    for plan in regular_plans(problem, Random(3), 40):
+        stages = plan.layout.replicas[0].stages
+        units, entries, prices, choices = [], [], [], []
+        for idx, stage in enumerate(stages):
+            used = {rank.device for rank in stage.ranks}
+            key = tuple(
+                sum(used.issuperset(unit) for unit in entry.units) for entry in relaxed.classes
+            )
+            found = index[key, StateMode(stage.zero, stage.zero3_gradients)]
+            units.append(np.eye(len(stages), dtype=np.int64)[idx])
+            entries.append(found.entry_s)
+            prices.append(found.prices)
+            choices.append(Choice(idx, stage.layers[0], stage.num_layers))
+        table = make_table(relaxed.pricer, units, entries, prices, (1,) * len(stages))
+        assert table.value_s(tuple(choices)) <= evaluate(problem, plan).step_time_s * (1 + 1e-9)
+        count += 1
+    assert count >= 20
 
 
 def test_sharpening_only_raises_prices() -> None:
     problem = instance("mixed-16", 16, 32_768)
     coarse = relaxed_problem(problem)
-    widest = max((column.units for column in coarse.columns), key=sum)
+    widest = max(((c.units, c.mode) for c in coarse.columns), key=lambda key: sum(key[0]))
     sharp = sharpened(coarse, {widest})
     assert sharp is not None
     before = {(e.column.units, e.column.mode): e.prices.time_s for e in coarse.pool}
