@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hexisolve.solvers.baselines import Baseline
     from hexisolve.solvers.result import Progress, Result
 
-_NEARLY = 0.9
 """Of the time limit: a search that takes less was not stopped by it."""
 
 
@@ -166,7 +165,7 @@ def result_text(answer: Answer) -> str:
     stopped = f", stopped by the {result.limit} limit" if result.limit else ""
     if result.limit == "interrupted":
         stopped = ", interrupted"
-    elif result.limit == "time" and result.wall_s < _NEARLY * answer.time_limit_s:
+    elif result.limit == "methods":
         found = "the gap stays open" if result.plan is not None else "none found a plan"
         stopped = f", every method has ended, {found}"
     lines = [f"{result.status.value} in {result.wall_s:.2f} s with {result.backend}{stopped}"]

@@ -11,7 +11,7 @@ from hexisolve.errors import NoPlanError
 from hexisolve.plan.plan import Plan
 from hexisolve.units import format_seconds
 
-Limit = Literal["time", "memory", "interrupted"]
+Limit = Literal["time", "methods", "memory", "interrupted"]
 _TOLERANCE = 1e-9
 
 
@@ -55,7 +55,8 @@ class Result:
     status
         ``OPTIMAL``: proved within the gap that was asked for.
     limit
-        What ended the search early, set with ``FEASIBLE`` and ``NO_SOLUTION``.
+        What ended the search early, set with ``FEASIBLE`` and ``NO_SOLUTION``; ``methods``: every
+        method has ended before the time.
     plan
         The best plan, checked; present with ``OPTIMAL`` and ``FEASIBLE``.
     objective_s
@@ -118,7 +119,8 @@ class Result:
     def __str__(self) -> str:
         parts = [self.status.value]
         if self.limit is not None:
-            parts.append(f"stopped by {self.limit}")
+            ended = self.limit == "methods"
+            parts.append("every method has ended" if ended else f"stopped by {self.limit}")
         if self.objective_s is not None:
             parts.append(f"step {format_seconds(self.objective_s)}")
         if self.bound_s is not None:

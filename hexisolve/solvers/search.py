@@ -101,7 +101,10 @@ class Search:
     @property
     def limit(self) -> Limit | None:
         """What ended the search."""
-        return None if self.is_closed else "time"
+        if self.is_closed:
+            return None
+        early = time.monotonic() < self.deadline - _LEAST_SEARCH_S
+        return "methods" if early else "time"
 
     def run(self) -> None:
         """Search until the gap is closed or time is up, in every connected part of the cluster."""

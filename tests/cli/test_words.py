@@ -26,8 +26,11 @@ def _answer(limit: Limit | None, wall_s: float) -> Answer:
     [
         (None, 1.0, "optimal in 1.00 s with dp\n"),
         ("time", 10.1, "feasible in 10.10 s with dp, stopped by the time limit\n"),
-        ("time", 9.6, "feasible in 9.60 s with dp, stopped by the time limit\n"),
-        ("time", 1.6, "feasible in 1.60 s with dp, every method has ended, the gap stays open\n"),
+        (
+            "methods",
+            1.6,
+            "feasible in 1.60 s with dp, every method has ended, the gap stays open\n",
+        ),
         ("interrupted", 1.6, "feasible in 1.60 s with dp, interrupted\n"),
         ("memory", 1.6, "feasible in 1.60 s with dp, stopped by the memory limit\n"),
     ],
