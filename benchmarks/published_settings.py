@@ -20,9 +20,11 @@ CLUSTERS = ("mixed-32", "mixed-32-fast")
 MODELS = ("llama-2-13b", "llama-3.1-70b")
 CONTEXTS = (65_536, 262_144, 1_048_576)
 BATCH = 8
+ONE_REPLICA = ("ring", "ulysses", "usp", "proportional", "hexiseq", "subset_one_replica")
 KINDS = ("H100-SXM-80GB", "A100-SXM-80GB", "L40S-48GB")
 HEADER = (
-    "| setting | status | objective | bound | gap | wall |\n| --- | --- | --- | --- | --- | --- |"
+    "| setting | status | objective | bound | gap | wall | best one-replica baseline | of it |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -49,12 +51,27 @@ def settings(sensitivity: bool) -> Iterator[tuple[str, hx.Instance]]:
                     yield title, hx.Instance(variant, model, workload)
 
 
-def row(title: str, result: Result) -> str:
+def best_baseline(instance: hx.Instance) -> tuple[str, float] | None:
+    """The fastest baseline of one replica and uncut sequences that fits; None: none does."""
+    found = hx.baselines(instance, names=ONE_REPLICA)
+    times = {name: own.step_time_s for name, own in found.items() if own.step_time_s is not None}
+    if not times:
+        return None
+    name = min(times, key=lambda own: times[own])
+    return name, times[name]
+
+
+def row(title: str, result: Result, baseline: tuple[str, float] | None) -> str:
     """One markdown row."""
     objective = "-" if result.objective_s is None else f"{result.objective_s:.3f} s"
     bound = "-" if result.bound_s is None else f"{result.bound_s:.3f} s"
     gap = "-" if result.gap is None else f"{100 * result.gap:.2f}%"
     cells = [title, result.status.value, objective, bound, gap, f"{result.wall_s:.1f} s"]
+    cells += (
+        ["none fits", "-"] if baseline is None else [f"{baseline[0]}, {baseline[1]:.3f} s", "-"]
+    )
+    if baseline is not None and result.objective_s is not None:
+        cells[-1] = f"{result.objective_s / baseline[1]:.3f}"
     return f"| {' | '.join(cells)} |"
 
 
@@ -72,7 +89,7 @@ def main() -> None:
     for title, instance in settings(options.sensitivity):
         if options.only in title:
             result = hx.solve(instance, time_limit_s=options.time_limit, backend=options.backend)
-            print(row(title, result), flush=True)
+            print(row(title, result, best_baseline(instance)), flush=True)
 
 
 if __name__ == "__main__":

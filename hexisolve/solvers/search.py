@@ -18,10 +18,11 @@ from hexisolve.formulation.pipeline_table import Configuration, FloatArray
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem, sharpened
 from hexisolve.formulation.stage_pricer import StagePricer
-from hexisolve.formulation.units import connected_parts, devices_of
+from hexisolve.formulation.units import MAX_SINGLE_DEVICES, connected_parts, devices_of
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import HeadGroup, Plan
+from hexisolve.solvers.baselines import baselines
 from hexisolve.solvers.closing import Closer, can_close
 from hexisolve.solvers.diagnosis import diagnose
 from hexisolve.solvers.drafts import Draft, step_time_s, to_plan
@@ -89,6 +90,7 @@ class Search:
         self._priced: RealPool = {}
         self._polished: set[Draft] = set()
         self._remembered: dict[tuple[int, ...], None] = {}
+        self._has_offered = False
 
     @property
     def is_closed(self) -> bool:
@@ -118,6 +120,8 @@ class Search:
             self.part, self.part_deadline, self.is_refuted = part, until, False
             self._search_part()
             refuted += self.is_refuted
+        if not self.is_closed and refuted < len(parts):
+            self._offer_baselines()
         if refuted == len(parts):
             self.is_infeasible = True
             self.diagnosis = self.diagnosis or "no device computes in the workload's dtype"
@@ -131,6 +135,7 @@ class Search:
                 self.instance, self.num_stages, False, self.part, max_units=1
             )
             self._plans(quick, wanted_units(quick), 0.05)
+            self._offer_baselines()
         try:
             relaxed = self.relaxed = relaxed_problem(
                 self.instance, self.num_stages, is_small, self.part,
@@ -239,6 +244,24 @@ class Search:
             return
         self.plan, self.value_s, self.draft = plan, value_s, draft
         self._report()
+
+    def _offer_baselines(self) -> None:
+        """Never be worse than the best known rule with one replica, if time suffices for it."""
+        if self._has_offered or len(self.instance.cluster.devices) <= MAX_SINGLE_DEVICES:
+            return
+        self._has_offered = True
+        slowest = _LEAST_SEARCH_S
+        for name, times in (("proportional", 1.0), ("subset_one_replica", 6.0)):
+            started = time.monotonic()
+            if self.is_closed or started + times * slowest > self.deadline:
+                return
+            plan = baselines(self.instance, names=(name,))[name].plan
+            slowest = max(slowest, time.monotonic() - started)
+            if plan is not None and len(plan.layout.replicas) == 1 and self._has_stages(plan):
+                self._offer(plan)
+
+    def _has_stages(self, plan: Plan) -> bool:
+        return self.num_stages in (None, len(plan.layout.replicas[0].stages))
 
     def _raise_bound(self, bound_s: float) -> None:
         """A bound on the plans of the present part; the least of all parts counts."""
