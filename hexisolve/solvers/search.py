@@ -47,6 +47,7 @@ _NUM_SIMPLE = 16
 _LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
 _SHARPER = 0.02  # prices rise at least so before the optimum is looked for again
 _NEAR_ENOUGH = 0.003
+_WORTH = 1.03  # configurations of real stages up to so much above the best plan are drafted
 _MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
 
 
@@ -157,12 +158,12 @@ class Search:
         if self.plan is None:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
         self._prove(relaxed, self._time_left(0.2), most_labels=256)
-        for share in (0.6, 0.7):
+        for share in (0.4, 0.7):
             relaxed = self._sharpen(relaxed, self._time_left(share))
             if self.is_closed or self.is_refuted:
                 return
-            self._plans(relaxed, (), 0.3)
-        self._plans(relaxed, self._next_units(relaxed, wanted), 0.5)
+            self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
+        relaxed = self._sharpen(relaxed, self.part_deadline - _LEAST_SEARCH_S)
         if not self.is_closed:
             self._prove(relaxed, self.part_deadline, most_labels=2048)
 
@@ -179,7 +180,9 @@ class Search:
             fresh = sorted(units - set(self._priced))
             if fresh:
                 real_problem(relaxed, fresh, self.part_deadline, self._priced)
+            # In slices: another column may become the one that matters.
             until = min(deadline, self.part_deadline - _LEAST_SEARCH_S)
+            until = min(until, time.monotonic() + _LEAST_SEARCH_S)
             wanted = {
                 (relaxed.columns[c.column].units, relaxed.columns[c.column].mode) for c in least
             }
@@ -315,7 +318,7 @@ class Search:
         real = real_problem(relaxed, wanted, now + 0.6 * (until - now), self._priced)
         cutoff = self.value_s if self.plan is not None else 1e9
         until = max(until, time.monotonic() + _LEAST_SEARCH_S)
-        found = best_configurations(real, cutoff * 1.05, self.num_stages, until)
+        found = best_configurations(real, cutoff * _WORTH, self.num_stages, until)
         drafts: list[tuple[float, int, Draft]] = []
         for draft in drafts_of(self.instance, relaxed.classes, real, found[: 2 * _NUM_DRAFTS]):
             drafts.append((step_time_s(self.instance, draft), len(drafts), draft))
