@@ -254,6 +254,8 @@ class Boxes:
 
     def values(self, low: FloatArray, high: FloatArray, floor_s: FloatArray) -> FloatArray:
         """Least F + B of every box, at least `floor_s`; the target where it is not below."""
+        if not len(low):
+            return np.zeros(0)
         hosts = self.hosts
         tokens, most = low[:, :-1], high[:, :-1]
         exists = (tokens.sum(axis=1) <= 1 + 1e-12) & (most.sum(axis=1) >= 1 - 1e-12)

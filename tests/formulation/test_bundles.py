@@ -13,11 +13,13 @@ from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
 from hexisolve.formulation.arrangement import arrange
+from hexisolve.formulation.bundles import BundledLayer
 from hexisolve.formulation.pipeline_table import Choice
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import make_table, relaxed_problem, sharpened
 from hexisolve.formulation.stage_memory_bound import StateMode
 from hexisolve.formulation.stage_pricer import PLAIN, StagePricer
+from hexisolve.formulation.work import layer_load
 from hexisolve.plan.evaluate import evaluate
 from tests.formulation.regular_plans import regular_plans, regular_ring
 
@@ -96,3 +98,17 @@ def test_sharpening_only_raises_prices() -> None:
     for entry in sharp.pool:
         assert (entry.prices.time_s >= before[entry.column.units, entry.column.mode]).all()
     assert sharpened(sharp, {widest}) is None
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.3, 0.9])
+def test_no_more_than_enough_is_proved(share: float) -> None:
+    # With a target that no box can keep there is nothing to halve.
+    problem = instance("mixed-32", 16, 65_536)
+    pricer = StagePricer(problem, 4)
+    shape = column_shape(pricer.rates, range(len(problem.cluster.devices)))
+    load = layer_load(problem, problem.model.layers[0], 65_536, shape.devices)
+    plain = float(pricer.layer_s(shape)[0, 0, 0])
+    layer = BundledLayer(load, "none", shape, problem.cost, 65_536, 128, share * plain)
+    layer.run(np.inf, time.monotonic() + 1.0)
+    assert 0.0 <= layer.bound_s <= share * plain
+    assert share > 0.5 or layer.bound_s == pytest.approx(share * plain)
