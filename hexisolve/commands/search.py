@@ -54,7 +54,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--backend", metavar="NAME", default="cp-sat",
-        help="exact method that proves the bound, cp-sat or dp; default %(default)s",
+        help="cp-sat: ask CP-SAT before the dynamic program; dp: only that; default %(default)s",
     )  # fmt: skip
     group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
     group.add_argument(

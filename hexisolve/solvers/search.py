@@ -44,10 +44,12 @@ _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 _QUICK_DEVICES = 32  # beyond, pricing all columns takes long
 _NUM_SIMPLE = 16
+_BASELINE_S = 4.0  # left of the time before the first baseline is tried
 _LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
 _SHARPER = 0.02  # prices rise at least so before the optimum is looked for again
 _NEAR_ENOUGH = 0.003
 _WORTH = 1.03  # configurations of real stages up to so much above the best plan are drafted
+_PROGRAM_SHARE = 0.4  # of the time of a proof that CP-SAT may take
 _MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
 
 
@@ -69,7 +71,7 @@ class Search:
         self.deadline = deadline
         self.relative_gap = relative_gap
         self.backend = backend
-        self.proved_by = backend
+        self.proved_by = "dp"
         self.num_stages = num_stages
         self.seed = seed
         self.on_progress = on_progress
@@ -92,6 +94,7 @@ class Search:
         self._polished: set[Draft] = set()
         self._remembered: dict[tuple[int, ...], None] = {}
         self._has_offered = False
+        self._has_asked = False
 
     @property
     def is_closed(self) -> bool:
@@ -130,6 +133,8 @@ class Search:
     def _search_part(self) -> None:
         is_small = len(self.part) <= _MAX_CLOSED_DEVICES
         self._met, self._priced, self._remembered = {}, {}, {}
+        self._has_asked = False
+        self._raise_bound(self._least_work_s())
         if len(self.part) > _QUICK_DEVICES:
             # Stages of one unit: a first plan long before all columns are priced.
             quick = self.relaxed = relaxed_problem(
@@ -143,7 +148,6 @@ class Search:
                 deadline=math.inf if is_small else self._time_left(0.8),
             )  # fmt: skip
         except TimeoutError:
-            self._raise_bound(self._least_work_s())
             return
         # Stages on few hosts are quickly arranged and carry many good plans.
         wanted = sorted(wanted_units(relaxed), key=lambda units: self._num_hosts(relaxed, units))
@@ -253,13 +257,14 @@ class Search:
         if self._has_offered or len(self.instance.cluster.devices) <= MAX_SINGLE_DEVICES:
             return
         self._has_offered = True
-        slowest = _LEAST_SEARCH_S
-        for name, times in (("proportional", 1.0), ("subset_one_replica", 6.0)):
+        needs_s = _BASELINE_S
+        for name in ("proportional", "subset_one_replica"):
             started = time.monotonic()
-            if self.is_closed or started + times * slowest > self.deadline:
+            if self.is_closed or started + needs_s > self.deadline:
                 return
             plan = baselines(self.instance, names=(name,))[name].plan
-            slowest = max(slowest, time.monotonic() - started)
+            # Every kind and prefix of kinds, by three families, costs some times as much.
+            needs_s = 6.0 * (time.monotonic() - started)
             if plan is not None and len(plan.layout.replicas) == 1 and self._has_stages(plan):
                 self._offer(plan)
 
@@ -353,13 +358,17 @@ class Search:
     def _prove(self, relaxed: RelaxedProblem, deadline: float, most_labels: int) -> None:
         """Bound from the relaxed problem, or proof that there is no plan."""
         cutoff = self.value_s if self.plan is not None else self._worst_s(relaxed)
-        if self.backend == "cp-sat" and self._prove_by_program(relaxed, cutoff, deadline):
-            return
+        if self.backend == "cp-sat" and not self._has_asked:
+            self._has_asked = True
+            now = time.monotonic()
+            self._prove_by_program(relaxed, cutoff, now + _PROGRAM_SHARE * (deadline - now))
+            if self.is_closed or self.is_refuted:
+                return
 
         def remember(configuration: Configuration, value_s: float) -> None:
             self._met[configuration] = value_s
 
-        self.proved_by = "dp"
+        # Its rows turn at any stage, which the linear program cannot say.
         optimum = solve_relaxed(
             relaxed.table,
             cutoff_s=cutoff,
@@ -370,19 +379,21 @@ class Search:
             most_labels=most_labels,
             on_configuration=remember,
         )
+        if optimum.bound_s > self._part_bounds[self.part]:
+            self.proved_by = "dp"
         if optimum.is_complete and optimum.configuration is None and self.plan is None:
+            self.proved_by = "dp"
             self._no_plan(relaxed)
             return
         self._raise_bound(optimum.bound_s)
 
-    def _prove_by_program(self, relaxed: RelaxedProblem, cutoff_s: float, deadline: float) -> bool:
-        """The same with CP-SAT on the configuration program; False when that is too large."""
+    def _prove_by_program(self, relaxed: RelaxedProblem, cutoff_s: float, deadline: float) -> None:
+        """The same with CP-SAT on the configuration program, while that is small."""
         table = relaxed.table
         if not table.num_columns or count_places(table, cutoff_s) > _MAX_PLACES:
-            return False
+            return
         from hexisolve.solvers.cp_sat import solve_with_cp_sat
 
-        self.proved_by = "cp-sat"
         program = build_configuration_program(table, cutoff_s, self.num_stages)
         solution = solve_with_cp_sat(
             program.model,
@@ -398,9 +409,11 @@ class Search:
                 self._no_plan(relaxed)
             else:
                 self._raise_bound(cutoff_s)
+            self.proved_by = "cp-sat"
         elif solution.bound is not None:
+            if solution.bound > self._part_bounds[self.part]:
+                self.proved_by = "cp-sat"
             self._raise_bound(solution.bound)
-        return True
 
     def _no_plan(self, relaxed: RelaxedProblem) -> None:
         """The present part has no plan."""

@@ -47,8 +47,8 @@ def solve(
     relative_gap
         Stop when ``(objective - bound) / objective`` is at most this.
     backend
-        Exact method for the bound: ``cp-sat`` (while its program is small) or ``dp``; small
-        clusters are closed by enumeration. `Result.backend` says which it was.
+        ``cp-sat``: CP-SAT is asked first, while its program is small, then the dynamic program,
+        whose rows are stronger; ``dp``: only that. Small instances end by enumeration.
     stages
         Exact number of pipeline stages; None for any.
     start
