@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -128,46 +128,6 @@ class PipelineTable:
             entry = self.entry_s[[choice.column]] if after < self.num_layers else np.zeros(1)
             behind = behind.with_stage(time_s, forward_s, backward_s, entry)
         return float(behind.seconds[0]) + worst + finish
-
-    def reduced(self) -> tuple[PipelineTable, IntArray]:
-        """The table without columns that another one never loses to, and the columns it kept.
-
-        A column is dominated when some other takes no more units and no more time, for every
-        place and number of layers; of equals the first stays.
-        """
-        keep: list[int] = []
-        order = np.argsort(self.units.sum(axis=1), kind="stable")
-        for column in order:
-            if not np.isfinite(self.time_s[:, column]).any():
-                continue
-            if not any(self._dominates(other, int(column)) for other in keep):
-                keep.append(int(column))
-        kept = np.array(sorted(keep), dtype=np.int64)
-        return self.restricted(kept), kept
-
-    def restricted(self, columns: IntArray) -> PipelineTable:
-        """The table with only these columns, renumbered in the given order."""
-        return replace(
-            self,
-            units=self.units[columns],
-            time_s=self.time_s[:, columns],
-            total_s=self.total_s[:, columns],
-            entry_s=self.entry_s[columns],
-            finish_s=self.finish_s[columns],
-            forward_s=self.forward_s[:, columns],
-            backward_s=self.backward_s[:, columns],
-        )
-
-    def _dominates(self, one: int, other: int) -> bool:
-        return bool(
-            (self.units[one] <= self.units[other]).all()
-            and self.entry_s[one] <= self.entry_s[other]
-            and (self.finish_s[one] <= self.finish_s[other]).all()
-            and (self.time_s[:, one] <= self.time_s[:, other]).all()
-            and (self.total_s[:, one] <= self.total_s[:, other]).all()
-            and (self.forward_s[:, one] <= self.forward_s[:, other]).all()
-            and (self.backward_s[:, one] <= self.backward_s[:, other]).all()
-        )
 
 
 def usage_states(available: Sequence[int]) -> IntArray:

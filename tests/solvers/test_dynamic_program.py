@@ -29,14 +29,6 @@ def test_keeps_to_the_number_of_stages(num_stages: int) -> None:
     assert len(found.configuration) == num_stages
 
 
-def test_dropping_dominated_columns_changes_nothing() -> None:
-    table = random_table(3)
-    reduced, kept = table.reduced()
-    assert len(kept) <= table.num_columns
-    before = solve_relaxed(table, cutoff_s=CUTOFF_S).value_s
-    assert solve_relaxed(reduced, cutoff_s=CUTOFF_S).value_s == pytest.approx(before, rel=1e-7)
-
-
 def test_no_configuration_below_the_cutoff_is_a_proof() -> None:
     table = random_table(5)
     cutoff_s = least_value_s(table) * 0.99
