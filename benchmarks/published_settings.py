@@ -1,6 +1,6 @@
 """The solver on the published settings: mixed-32 and mixed-32-fast, 13B and 70B, 64K to 1M tokens.
 
-    python benchmarks/published_settings.py [--time-limit 10] [--sensitivity] [--only TEXT]
+    python benchmarks/published_settings.py [--time-limit 10] [--sensitivity] [--no-baselines] [--only TEXT]
 
 Prints one markdown row per setting. `--sensitivity` repeats every setting with one kind of device
 at a time at 0.8 and 1.2 times its speed (dense and attention together).
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=10.0)
     parser.add_argument("--backend", default="dp")
     parser.add_argument("--sensitivity", action="store_true")
+    parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument("--only", default="", help="settings whose name holds this text")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, "
@@ -89,7 +90,8 @@ def main() -> None:
     for title, instance in settings(options.sensitivity):
         if options.only in title:
             result = hx.solve(instance, time_limit_s=options.time_limit, backend=options.backend)
-            print(row(title, result, best_baseline(instance)), flush=True)
+            baseline = None if options.no_baselines else best_baseline(instance)
+            print(row(title, result, baseline), flush=True)
 
 
 if __name__ == "__main__":
