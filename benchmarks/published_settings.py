@@ -1,6 +1,7 @@
 """The solver on the published settings: mixed-32 and mixed-32-fast, 13B and 70B, 64K to 1M tokens.
 
-    python benchmarks/published_settings.py [--time-limit 10] [--sensitivity] [--no-baselines] [--only TEXT]
+    python benchmarks/published_settings.py [--time-limit 10] [--sensitivity] [--no-baselines]
+                                             [--only TEXT]
 
 Prints one markdown row per setting. `--sensitivity` repeats every setting with one kind of device
 at a time at 0.8 and 1.2 times its speed (dense and attention together).
