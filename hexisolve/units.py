@@ -67,7 +67,7 @@ def _scaled(value: float, unit: str, step: float, prefixes: str) -> str:
 
 def _digits(value: float) -> str:
     """Four digits, or all before the point when there are more."""
-    return f"{value:.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:.0f}" if 9999.5 <= abs(value) <= 1e15 else f"{value:.4g}"
 
 
 def format_bytes(num_bytes: float) -> str:

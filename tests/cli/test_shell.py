@@ -46,7 +46,6 @@ def test_every_command_has_help_and_json(shell, name: str) -> None:
         ["solve", "--cost", "link_efficiency"],
         ["solve", "--cost", "link_efficiency=fast"],
         ["check"],
-        ["show"],
     ],
     ids=" ".join,
 )
