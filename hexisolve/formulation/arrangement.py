@@ -1,7 +1,7 @@
 """Arrangements of a column, one ring with its shares each, with their exact prices and memory.
 
-Prices of layers are those of `evaluate`. What a stage adds to its layers is not above it: gathers
-of ZeRO-3 that share an edge with the layer beside them are priced as if they did not.
+Prices of layers are those of `evaluate`, with what gathers of ZeRO-3 cost beside them. What the
+ends of a stage add is never above it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Arrangement:
         ``[beside][length, kind, policy]`` F + B seconds of a layer in the middle of a stage, with
         nothing, gathers, or gathers and gradient sums beside it.
     forward_s
-        ``[beside][length, kind]`` its F.
+        ``[length, kind]`` F of a layer with nothing beside it.
     ends_s, only_s
         ``[beside][length]`` what a stage of two layers, or of one, has less than that.
     kept
@@ -63,7 +63,7 @@ class Arrangement:
 
     ring: tuple[HeadGroup, ...]
     layer_s: tuple[FloatArray, ...]
-    forward_s: tuple[FloatArray, ...]
+    forward_s: FloatArray
     ends_s: tuple[FloatArray, ...]
     only_s: tuple[FloatArray, ...]
     kept: FloatArray
@@ -76,14 +76,14 @@ class Arrangement:
 def even_rings(instance: Instance, devices: Sequence[str]) -> Iterator[tuple[HeadGroup, ...]]:
     """Equal devices of one host in groups of equal size, with tokens and heads shared evenly.
 
-    The first ranks take the blocks and heads that are left over; the last rank that has tokens
-    has the shorter block of a length that is no multiple.
+    The first ranks take the blocks and heads that are left over. The shorter block of a length that
+    is no multiple is the last of the blocks left over, or else of the last rank.
     """
     num_ranks = len(devices)
     num_tokens, block = max(instance.workload.sequence_lengths), instance.workload.block_tokens
     num_blocks = -(-num_tokens // block)
     tokens = [block * count for count in _evenly(num_blocks, num_ranks)]
-    tokens[min(num_blocks, num_ranks) - 1] -= num_blocks * block - num_tokens
+    tokens[(num_blocks - 1) % num_ranks] -= num_blocks * block - num_tokens
     num_heads = instance.model.layers[0].attention.num_q_heads
     for num_groups in (g for g in range(1, num_ranks + 1) if num_ranks % g == 0):
         size = num_ranks // num_groups
@@ -138,9 +138,9 @@ def arrange(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> Arrangement:
             fixed, logits = np.maximum(fixed, working[:, 1]), working[:, 2]
             alone = chunk_memory(book, stage, 0, 1, longest, {policy: 1})
             fixed_alone = np.maximum(fixed_alone, [items[1] for items in alone.working])
-    layers_s, forwards_s, ends_s, only_s = _with_gathers(pricer, ring, layer_s, forward_s, hidden_s)
+    layers_s, ends_s, only_s = _with_gathers(pricer, ring, layer_s, hidden_s)
     return Arrangement(
-        ring, layers_s, forwards_s, ends_s, only_s, kept, transient, fixed, fixed_alone, logits
+        ring, layers_s, forward_s, ends_s, only_s, kept, transient, fixed, fixed_alone, logits
     )
 
 
@@ -155,15 +155,14 @@ def _hidden_s(work: LayerWork) -> float:
 
 
 def _with_gathers(
-    pricer: StagePricer, ring: tuple[HeadGroup, ...], layer_s: FloatArray, forward_s: FloatArray,
-    hidden_s: float,
+    pricer: StagePricer, ring: tuple[HeadGroup, ...], layer_s: FloatArray, hidden_s: float,
 ) -> tuple[tuple[FloatArray, ...], ...]:  # fmt: skip
     """Prices of layers with nothing, gathers, or also gradient sums beside: what one more costs.
 
     Where layers are unlike, gathers are taken as hidden.
     """
     num_lengths = len(layer_s)
-    layers, forwards = [layer_s], [forward_s]
+    layers = [layer_s]
     ends, only = [np.zeros(num_lengths)], [np.zeros(num_lengths)]
     num_ranks = sum(len(group.ranks) for group in ring)
     book, model = price_book(pricer.instance), pricer.instance.model
@@ -178,11 +177,10 @@ def _with_gathers(
             moved_s = alone[0].seconds + alone[1].seconds * (gradients == "chunk")
         if not can_price or moved_s <= hidden_s:
             layers.append(layer_s)
-            forwards.append(forward_s)
             ends.append(ends[0])
             only.append(only[0])
             continue
-        own, own_forward = np.empty_like(layer_s), np.empty_like(forward_s)
+        own = np.empty_like(layer_s)
         less = np.empty(num_lengths)
         exposed = moved_s + alone[0].seconds
         for length, tokens in enumerate(pricer.lengths.tokens):
@@ -197,14 +195,12 @@ def _with_gathers(
                 one_forward = three.forward_s - two.forward_s
                 own[length, 0, idx] = one_forward + three.backward_s - two.backward_s
                 if not idx:
-                    own_forward[length, 0] = one_forward
                     total = two.forward_s + two.backward_s - exposed
                     less[length] = 2.0 * own[length, 0, 0] - total
         layers.append(own)
-        forwards.append(own_forward)
         ends.append(np.maximum(less, 0.0))
         only.append(np.maximum(own - layer_s, 0.0)[:, 0, 0])
-    return tuple(layers), tuple(forwards), tuple(ends), tuple(only)
+    return tuple(layers), tuple(ends), tuple(only)
 
 
 class ArrangedRecompute:
@@ -411,7 +407,8 @@ def arrangement_prices(
     number = beside(mode)
     given = GivenLayers(
         arrangement.layer_s[number], arrangement.ends_s[number], arrangement.only_s[number],
-        arrangement.forward_s[number], recompute.seconds,
+        arrangement.forward_s, arrangement.layer_s[0][:, :, 0] - arrangement.forward_s,
+        recompute.seconds,
     )  # fmt: skip
     return pricer.price(shape, mode, given)
 

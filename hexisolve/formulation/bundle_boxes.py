@@ -80,11 +80,14 @@ class Margins(NamedTuple):
         How much less than its share its pairs may be, because of pieces of odd size.
     block
         What one block is; 0 where blocks are not all whole.
+    uneven
+        How much more than the average of its host a device may have.
     """
 
     slack: float
     odd: float
     block: float
+    uneven: float
 
 
 class Boxes:
@@ -111,7 +114,7 @@ class Boxes:
         margins: Margins, target: float, moved: tuple[float, float], mother: Boxes | None = None,
     ) -> None:  # fmt: skip
         self.hosts, self.bundles = hosts, stage.bundles
-        self.slack, self.odd, block = margins
+        self.slack, self.odd, block, self.uneven = margins
         self.token_step = block * hosts.num_devices
         self.ring_again = REPEATS[policy][4]
         self.forward_bytes = load.ring_forward_bytes
@@ -259,7 +262,8 @@ class Boxes:
         hosts = self.hosts
         tokens, most = low[:, :-1], high[:, :-1]
         exists = (tokens.sum(axis=1) <= 1 + 1e-12) & (most.sum(axis=1) >= 1 - 1e-12)
-        exchange = np.maximum(low[:, -1], (tokens * self.inside).max(axis=1))
+        least = np.maximum(tokens - self.uneven * np.maximum(self.groups, 1.0), 0.0)
+        exchange = np.maximum(low[:, -1], (least * self.inside).max(axis=1))
         # Some device of a host has at least the average, in whole blocks.
         blocks = tokens
         if self.token_step.all():
@@ -302,7 +306,7 @@ class Boxes:
             ports = [moved / hosts.device_rate for moved in self.moved]
             forward.append((ports[0] - links, own_f))
             backward.append((ports[1] - links, own_b))
-            busiest = (ports[0] + ports[1] + self.inside * tokens).max(axis=1)
+            busiest = (ports[0] + ports[1] + self.inside * least).max(axis=1)
             floor = np.maximum(floor, busiest - exchange)
             # What enters a host by all-to-all passes its border beside the ring and the gathers.
             others = np.maximum(tokens @ self.same - tokens, 0.0)
@@ -327,13 +331,13 @@ class Boxes:
         alive = self._is_enough(room[open_], late, limits)
         open_, late = open_[alive], (late[0][:, alive], late[1][:, alive])
         limits = (limits[0][alive], limits[1][alive])
-        least, greatest = np.maximum(floor, floor_s - exchange)[open_], room[open_]
+        low_s, high_s = np.maximum(floor, floor_s - exchange)[open_], room[open_]
         for _ in range(_NUM_BISECTIONS):
-            middle = (least + greatest) / 2
+            middle = (low_s + high_s) / 2
             enough = self._is_enough(middle, late, limits)
-            greatest = np.where(enough, middle, greatest)
-            least = np.where(enough, least, middle)
-        result[open_] = exchange[open_] + least
+            high_s = np.where(enough, middle, high_s)
+            low_s = np.where(enough, low_s, middle)
+        result[open_] = exchange[open_] + low_s
         return result
 
     def _is_enough(
@@ -372,9 +376,10 @@ class Boxes:
                 own = size / numbers / hosts.num_devices  # its tokens there
                 limit = exchange_most[:, None] / np.maximum(exchange, 1e-30)
                 into = of_bundle / np.maximum(self.groups, 1) - most * own
-                into = np.maximum(into * numbers * share, 1e-30)
+                spread = self.uneven * size / numbers  # of its devices in a group
+                into = np.maximum((into - spread) * numbers * share, 1e-30)
                 greatest = np.where(known, np.minimum(greatest, limit / into), greatest)
-                out = np.maximum(tokens * own * numbers, 1e-30)
+                out = np.maximum((tokens * own - spread) * numbers, 1e-30)
                 needed = (1.0 - limit / out) / np.maximum(share, 1e-30)
                 fewest = np.where(known, np.maximum(fewest, needed), fewest)
         return np.where(self.alone, 1.0, fewest), np.where(self.alone, 1.0, greatest)

@@ -53,6 +53,8 @@ class BundledLayer:
 
     `moved_bytes` pass every border beside forward and backward: gathers and gradient sums.
 
+    `uneven_share` is a block's share of the longest sequence, where this is a shorter one.
+
     0 for one host and for more than `MAX_HOSTS`, where this bound is not computed.
     """
 
@@ -66,6 +68,7 @@ class BundledLayer:
         block_tokens: int,
         enough_s: float = np.inf,
         moved_bytes: tuple[float, float] = (0.0, 0.0),
+        uneven_share: float = 0.0,
     ) -> None:
         self.load, self.policy, self._moved = load, policy, moved_bytes
         num_hosts = len(column.hosts)
@@ -77,10 +80,13 @@ class BundledLayer:
             return
         self._hosts = hosts = _hosts(load, policy, column)
         # Groups take blocks in turn; pieces of odd size have a few pairs less than their share.
+        # Shares are weights of the longest sequence, in blocks; others are dealt by the token.
+        uneven = max(block_tokens / num_tokens, uneven_share) + 1.0 / num_tokens
         self._margins = Margins(
-            slack=num_hosts * block_tokens / num_tokens,
+            slack=num_hosts * uneven,
             odd=2.0 * len(column.devices) / (num_tokens + 1),
             block=0.0 if num_tokens % block_tokens else block_tokens / num_tokens,
+            uneven=uneven,
         )
         self._hop_s = cost.launch_overhead_s * (2 + REPEATS[policy][4])
         alone = (hosts.dense_forward + hosts.dense_backward + hosts.attention_forward

@@ -65,7 +65,7 @@ class PipelineTable:
         n.
     total_s
         Like `time_s`, the sum over all chunks: n t where chunks are equal. With unequal chunks
-        `time_s` speaks of the shortest, F1 and the last stage of the sum.
+        `time_s` speaks of the shortest, F1 of the sum.
     forward_s, backward_s
         Like `time_s`: least F and least B of a chunk, together at most `time_s`; 0 is always right.
     """
@@ -103,7 +103,7 @@ class PipelineTable:
         return (1,) if most == 1 else (1, most)
 
     def value_s(self, configuration: Configuration) -> float:
-        """Least step time of a configuration by F1 and F2."""
+        """Least step time of a configuration by F1, F2 and F3."""
         seconds = []
         after = 0
         for j, choice in enumerate(reversed(configuration)):

@@ -1,7 +1,7 @@
 """A lower bound on the seconds of one layer, forward and backward, on a set of devices.
 
 It holds for *every* internal arrangement: any head groups, ring order, token shares and heads.
-The arguments, numbered R1-R6, are in docs/formulation.md. Symbols: device r has the token share
+The arguments, numbered R1-R7, are in docs/formulation.md. Symbols: device r has the token share
 x_r and the share y_r of the attention; d_r, a_r are its seconds if it did all dense, all
 attention work; A the seconds of all-to-all; G the number of head groups.
 """
@@ -69,15 +69,24 @@ class ColumnShape:
         return tuple(map(tuple, hosts.values()))
 
     @cached_property
+    def has_like_hosts(self) -> bool:
+        """Whether the devices of every host are equal."""
+        keys = [
+            (d.host, d.memory_bytes, d.dense_flop_per_s, d.attention_forward_flop_per_s,
+             d.attention_backward_flop_per_s)
+            for d in self.devices
+        ]  # fmt: skip
+        return len(set(keys)) == len({key[0] for key in keys})
+
+    @cached_property
     def is_uniform(self) -> bool:
         """Whether all devices are of equal speed and memory and share a host."""
-        first = self.devices[0]
         keys = {
             (d.host, d.memory_bytes, d.dense_flop_per_s, d.attention_forward_flop_per_s,
              d.attention_backward_flop_per_s)
             for d in self.devices
         }  # fmt: skip
-        return len(keys) == 1 and first is not None
+        return len(keys) == 1
 
 
 def column_shape(rates: CutRates, numbers: Sequence[int]) -> ColumnShape:
@@ -356,7 +365,7 @@ def _mixed_s(
     exchanged: float,
     num_tokens: int,
 ) -> float:
-    """R1-R6 on unlike devices, cell by cell of A."""
+    """R1-R7 on unlike devices, cell by cell of A."""
     repeats = REPEATS[policy]
     joint = load.forward_s() + load.backward_s(policy)
     dense_all = (3 + repeats[0]) * load.dense_s

@@ -133,7 +133,7 @@ def _prices(pricer: StagePricer, shape: ColumnShape, mode: StateMode) -> StagePr
 
     There, by docs/plan-space.md, such devices share evenly, so all insides can be priced.
     """
-    if pricer.has_bundles and shape.is_uniform and len(pricer.kinds) == 1:
+    if pricer.has_bundles and shape.is_uniform and pricer.is_simple:
         return even_prices(pricer, shape, mode)
     return pricer.price(shape, mode)
 

@@ -56,8 +56,9 @@ class GivenLayers:
         ``[length, kind, policy]`` F + B of a layer in the middle of a stage, with gathers beside.
     ends_s, only_s
         ``[length]`` what a stage of two or more layers, or of one, has less than that many layers.
-    forward_s
-        ``[length, kind]`` F of a layer; None when it is not known.
+    forward_s, backward_s
+        ``[length, kind]`` F and, without recompute, B of a layer with nothing beside it; None when
+        they are not known.
     recompute_s
         Seconds of recompute; None for the least that pooled memory allows.
     """
@@ -66,6 +67,7 @@ class GivenLayers:
     ends_s: FloatArray
     only_s: FloatArray
     forward_s: FloatArray | None = None
+    backward_s: FloatArray | None = None
     recompute_s: RecomputeSeconds | None = None
 
 
@@ -88,6 +90,11 @@ class StagePricer:
         self.has_bundles = len(instance.cluster.devices) > MAX_SINGLE_DEVICES
         self._bundled: dict[object, list[BundledLayer]] = {}
         self._layer_s: dict[object, FloatArray] = {}
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether one kind of layer and one length of chunks are all there is."""
+        return len(self.kinds) == 1 and len(self.lengths.tokens) == 1
 
     def entry_s(self, numbers: Sequence[int]) -> float:
         """Hidden states in, gradients out: all tokens of the shortest chunk cross the border.
@@ -161,7 +168,7 @@ class StagePricer:
         time only by about `step` of its price. Prices above `enough_s` (of the first call),
         ``[length, kind, policy]``, are not asked for.
         """
-        if not self.has_bundles or len(shape.hosts) < 2:
+        if not self.has_bundles or len(shape.hosts) < 2 or not shape.has_like_hosts:
             return False
         key = (signature(shape), beside(mode))
         if key not in self._bundled:
@@ -195,8 +202,11 @@ class StagePricer:
     ) -> list[BundledLayer]:
         """One for every length, kind and policy."""
         instance, layers = self.instance, []
-        block = instance.workload.block_tokens
+        longest = max(instance.workload.sequence_lengths)
+        uneven = instance.workload.block_tokens / longest
         for length, tokens in enumerate(self.lengths.tokens):
+            # Shares are weights of the longest sequence: only that one is dealt in whole blocks.
+            block = instance.workload.block_tokens if tokens == longest else 1
             for idx, kind in enumerate(self.kinds):
                 load = layer_load(instance, kind, tokens, shape.devices)
                 moved = self._moved_bytes(kind, mode, len(shape.devices))
@@ -204,7 +214,9 @@ class StagePricer:
                 if enough_s is not None:
                     enough = enough_s[length, idx] - self._launches_s()
                 layers += [
-                    BundledLayer(load, policy, shape, instance.cost, tokens, block, limit, moved)
+                    BundledLayer(
+                        load, policy, shape, instance.cost, tokens, block, limit, moved, uneven
+                    )
                     for policy, limit in zip(POLICIES, enough.tolist(), strict=True)
                 ]
         return layers
@@ -247,11 +259,11 @@ class StagePricer:
                 time_s = np.where(exists, time_s + extra[idx], np.inf)
                 result.total_s[span] = count * time_s + (result.total_s[span] if idx else 0.0)
                 result.time_s[span] = time_s  # the last length is the shortest
-            forward, backward = self._passes_s(shape, mode, sizes, start == 0, layers.forward_s)
+            forward, backward = self._passes_s(shape, mode, sizes, start == 0, layers)
             result.forward_s[span], result.backward_s[span] = forward, backward
-            if layers.forward_s is not None:
-                exact = self._work_s(shape, mode, sizes, start == 0, -1, layers)[0] - forward
-                result.backward_s[span] = np.where(exists, exact[None] + extra[-1], 0.0)
+            if layers.backward_s is not None:
+                again = np.where(np.isfinite(extra[-1]), extra[-1], 0.0)
+                result.backward_s[span] = np.where(exists, backward + again, 0.0)
         return result
 
     def _relaxed_layers(self, shape: ColumnShape, mode: StateMode) -> GivenLayers:
@@ -262,20 +274,26 @@ class StagePricer:
 
     def _passes_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool,
-        forward_s: FloatArray | None,
+        layers: GivenLayers,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-        """Least F and least B of the shortest chunk, each on its own (R1); or the given F."""
+        """Least F and least B of the shortest chunk without recompute, each on its own.
+
+        Of an arrangement those of its layers, whatever is beside them; else R1.
+        """
         model, tokens = self.instance.model, self.lengths.tokens[-1]
         forward, backward = np.zeros((2, *sizes.exists.shape))
         for idx, (kind, counts) in enumerate(zip(self.kinds, sizes.kind_counts, strict=True)):
-            if forward_s is not None:
-                forward += counts * forward_s[-1, idx]
+            if layers.forward_s is not None and layers.backward_s is not None:
+                forward += counts * layers.forward_s[-1, idx]
+                backward += counts * layers.backward_s[-1, idx]
                 continue
             load = layer_load(self.instance, kind, tokens, shape.devices)
             forward += counts * two_work_bound_s(load.dense_s, load.attention_forward_s)
             backward += counts * two_work_bound_s(2.0 * load.dense_s, load.attention_backward_s)
-        if forward_s is not None and mode.zero == 3 and len(shape.devices) > 1:
-            forward = forward + sizes.first_block * self._per_parameter(shape)[0]
+        if mode.zero == 3 and len(shape.devices) > 1:
+            gather = self._per_parameter(shape)[0]
+            forward = forward + sizes.first_block * gather
+            backward = backward + sizes.last_block * gather
         if is_last:
             flop = float(head_forward_flop(model.hidden_size, model.vocab_size, tokens))
             head_s = flop / sum(device.dense_flop_per_s for device in shape.devices)

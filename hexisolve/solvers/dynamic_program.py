@@ -162,7 +162,6 @@ class _Rounds:
                 ]
             if not len(found):
                 break
-            levels[-1] = joined([found, ends.take(best)])
         least = min([limit_s, *(step_s for step_s, _, _ in whole)])
         return _Round(least, is_merged, False, self._traced(levels, whole))
 

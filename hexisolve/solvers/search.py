@@ -137,9 +137,12 @@ class Search:
         self._raise_bound(self._least_work_s())
         if len(self.part) > _QUICK_DEVICES:
             # Stages of one unit: a first plan long before all columns are priced.
-            quick = self.relaxed = relaxed_problem(
-                self.instance, self.num_stages, False, self.part, max_units=1
-            )
+            try:
+                quick = self.relaxed = relaxed_problem(
+                    self.instance, self.num_stages, False, self.part, 1, self._time_left(0.5)
+                )
+            except TimeoutError:
+                return
             self._plans(quick, wanted_units(quick), 0.05)
             self._offer_baselines()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -45,7 +46,8 @@ def regular_ring(instance: Instance, hosts: list[str], rng: Random) -> tuple[Hea
     spread = rng.choice((0.0, 0.1, 0.3, 1.0))
     speed = [cluster.device(members[host][0]).dense_flop_per_s for host in hosts]
     weights = [own * 2.0 ** rng.gauss(0, spread) for own in speed]
-    blocks = max(instance.workload.sequence_lengths) // block
+    longest = max(instance.workload.sequence_lengths)
+    blocks = -(-longest // block)
     tokens = dict(zip(hosts, parts_of(blocks, weights), strict=True))
     num_heads = instance.model.layers[0].attention.num_q_heads
     rest, groups = list(hosts), []
@@ -68,14 +70,47 @@ def regular_ring(instance: Instance, hosts: list[str], rng: Random) -> tuple[Hea
                     ranks.append(Rank(device, owned * block, (first, first + few)))
                     first += few
             groups.append(HeadGroup(tuple(ranks)))
-    return tuple(groups)
+    if len(hosts) == 1:
+        return one_host(instance, members[hosts[0]], number, rng)
+    return shortened(groups, blocks * block - longest, rng)
+
+
+def one_host(
+    instance: Instance, devices: list[str], number: int, rng: Random
+) -> tuple[HeadGroup, ...]:
+    """The first ranks have what is left over; the shorter block is the last of it."""
+    longest, block = max(instance.workload.sequence_lengths), instance.workload.block_tokens
+    blocks, size = -(-longest // block), len(devices) // number
+    tokens = [block * count for count in evenly(blocks, len(devices))]
+    tokens[(blocks - 1) % len(devices)] -= blocks * block - longest
+    heads = evenly(instance.model.layers[0].attention.num_q_heads, size)
+    firsts = [sum(heads[:k]) for k in range(size)]
+    return tuple(
+        HeadGroup(
+            tuple(
+                Rank(devices[g + k], tokens[g + k], (firsts[k], firsts[k] + heads[k]))
+                for k in range(size)
+            )
+        )
+        for g in range(0, len(devices), size)
+    )
+
+
+def shortened(groups: list[HeadGroup], missing: int, rng: Random) -> tuple[HeadGroup, ...]:
+    """Some rank that has tokens gives up what the last block has less."""
+    owners = [(i, k) for i, g in enumerate(groups) for k, rank in enumerate(g.ranks) if rank.tokens]
+    row, place = rng.choice(owners)
+    ranks = list(groups[row].ranks)
+    ranks[place] = replace(ranks[place], tokens=ranks[place].tokens - missing)
+    return (*groups[:row], HeadGroup(tuple(ranks)), *groups[row + 1 :])
 
 
 def regular_plans(instance: Instance, rng: Random, number: int) -> Iterator[Plan]:
     """Legal plans of a few stages of whole hosts."""
     every = list(instance.cluster.hosts())
     lengths = instance.workload.sequence_lengths
-    chunks = tuple(Chunk((Slice(idx, 0, size),)) for idx, size in enumerate(lengths))
+    order = sorted(range(len(lengths)), key=lambda idx: (-lengths[idx], idx))
+    chunks = tuple(Chunk((Slice(idx, 0, lengths[idx]),)) for idx in order)
     made = 0
     for _ in range(400):
         hosts = rng.sample(every, rng.randint(1, min(len(every), 4)))

@@ -61,12 +61,25 @@ def test_sharp_prices_stay_below_random_stages(cluster: str, kv_heads: int, cont
                 assert (own <= theirs * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize(("cluster", "context"), [("mixed-32", 65_536), ("mixed-32-fast", 16_384)])
-def test_the_table_stays_below_random_plans(cluster: str, context: int) -> None:
-    problem = instance(cluster, 16, context)
+def unequal() -> Instance:
+    """Short sequences beside a long one: shares are whole blocks of the long one only."""
+    model = llama_like("m", 8192, 4, 64, 8, 28_672, 32_000)
+    workload = Workload(lengths=(16_384, *[2_176] * 16))
+    return Instance(Cluster.read("a800-4x8"), model, workload)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        instance("mixed-32", 16, 65_536), instance("mixed-32-fast", 16, 16_384),
+        instance("mixed-16", 4, 5_130), instance("a800-4x8", 16, 1_024), unequal(),
+    ],
+    ids=["mixed-32", "mixed-32-fast", "no multiple of a block", "gathers show", "lengths"],
+)  # fmt: skip
+def test_the_table_stays_below_random_plans(problem: Instance) -> None:
     relaxed = relaxed_problem(problem)
     every = {(column.units, column.mode) for column in relaxed.columns}
-    relaxed = sharpened(relaxed, every, time.monotonic() + 8.0) or relaxed
+    relaxed = sharpened(relaxed, every, time.monotonic() + 5.0) or relaxed
     index = {(entry.column.units, entry.column.mode): entry for entry in relaxed.pool}
     count = 0
     for plan in regular_plans(problem, Random(3), 40):
