@@ -166,9 +166,13 @@ def move_ring(ring: tuple[HeadGroup, ...], names: Mapping[str, str]) -> tuple[He
 
 
 def best_configurations(
-    real: RealProblem, cutoff_s: float, num_stages: int | None, deadline: float
+    real: RealProblem,
+    cutoff_s: float,
+    num_stages: int | None,
+    deadline: float,
+    is_first: bool = False,
 ) -> list[Configuration]:
-    """Configurations met by the dynamic program, best first."""
+    """Configurations met by the dynamic program, best first; quick ones for a first plan."""
     met: dict[Configuration, float] = {}
 
     def remember(configuration: Configuration, value_s: float) -> None:
@@ -176,7 +180,7 @@ def best_configurations(
 
     solve_relaxed(
         real.table, cutoff_s=cutoff_s, relative_gap=4e-3,
-        most_labels=32, num_stages=num_stages,
+        most_labels=4 if is_first else 32, num_stages=num_stages,
         deadline=deadline, on_configuration=remember,
     )  # fmt: skip
     return sorted(met, key=lambda configuration: met[configuration])

@@ -197,7 +197,12 @@ class Search:
             if self.plan is not None:
                 step = max(step, (1.0 - self.bound_s / self.value_s) / 2)
             sharper = sharpened(relaxed, wanted, until, self._enough_s(units), step)
-            if sharper is None or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
+                break
+            if sharper is None:
+                # Nothing to raise: what is left may be labels that were merged.
+                self._met = {}
+                self._prove(relaxed, deadline, most_labels=2048)
                 break
             relaxed = self.relaxed = sharper
             self._met = {}
@@ -326,7 +331,8 @@ class Search:
         real = real_problem(relaxed, wanted, now + 0.6 * (until - now), self._priced)
         cutoff = self.value_s if self.plan is not None else 1e9
         until = max(until, time.monotonic() + _LEAST_SEARCH_S)
-        found = best_configurations(real, cutoff * _WORTH, self.num_stages, until)
+        is_first = self.plan is None
+        found = best_configurations(real, cutoff * _WORTH, self.num_stages, until, is_first)
         drafts: list[tuple[float, int, Draft]] = []
         for draft in drafts_of(self.instance, relaxed.classes, real, found[: 2 * _NUM_DRAFTS]):
             drafts.append((step_time_s(self.instance, draft), len(drafts), draft))
