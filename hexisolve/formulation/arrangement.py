@@ -15,6 +15,7 @@ import numpy as np
 from hexisolve.cost.memory import usable_bytes
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.pipeline_table import FloatArray, IntArray
+from hexisolve.formulation.recompute_counts import best_counts
 from hexisolve.formulation.relaxed_layer import ColumnShape
 from hexisolve.formulation.stage_memory_bound import (
     StateMode,
@@ -274,7 +275,9 @@ class ArrangedRecompute:
         rooms = self._rooms(mode, sizes, start)
         if len(self.pricer.kinds) == 1:
             dearer = np.diff(self.stage.layer_s[beside(mode)][0, 0])
-            return self._best_counts(rooms, sizes, live, dearer)
+            kept = self.stage.kept[self.unlike][:, :, 0]
+            transient = self.stage.transient[self.unlike]
+            return best_counts(kept, transient, dearer, sizes.num_layers, rooms, live)
         steps = self._steps(rooms, sizes, live)
         num_full = np.maximum(steps - sizes.num_layers, 0)
         num_again = np.minimum(steps, sizes.num_layers) - num_full
@@ -300,55 +303,6 @@ class ArrangedRecompute:
             fixed = np.where(is_alone, self.stage.fixed_alone[rank], self.stage.fixed[rank])
             rooms[idx] = usable - states - fixed - self.stage.logits[rank] * (start == 0)
         return rooms
-
-    def _best_counts(
-        self, rooms: FloatArray, sizes: StageSizes, live: FloatArray, dearer: FloatArray
-    ) -> tuple[IntArray, IntArray]:
-        """The numbers of ``layer`` and ``full`` layers that fit and cost least."""
-        layers = sizes.num_layers
-        kept = self.stage.kept[self.unlike][:, :, 0]
-        best_s = np.full((len(live), *layers.shape), np.inf)
-        again, full = np.full(best_s.shape, -1, dtype=np.int64), np.zeros_like(best_s, dtype=int)
-        # Fewest ``full`` layers when all others are ``layer``. One more saves room for a few
-        # layers without recompute, so only some more can pay.
-        over = layers[None, None] * kept[:, 1, None, None, None] * live[None]
-        over = over + self.stage.transient[self.unlike, 2, None, None, None] - rooms[:, None]
-        saved = np.maximum(kept[:, 1] - kept[:, 2], 1e-9)[:, None, None, None] * live[None]
-        need = np.ceil(over / saved - 1e-9).max(axis=0)
-        fewest = np.clip(need, 1, layers.max() + 1).astype(np.int64)
-        saving = float(
-            ((kept[:, 1] - kept[:, 2]) / np.maximum(kept[:, 0] - kept[:, 1], 1e-9)).max()
-        )
-        slope = float(dearer[1]) - saving * float(dearer[0])
-        most = int(layers.max())
-        more = most if slope <= 0 else min(int(dearer[0] / slope) + 1, most)
-        for num_full in (np.zeros_like(fewest), *(fewest + count for count in range(more + 1))):
-            bare = self._fewest_again(rooms, kept, layers, live, num_full, False)
-            some = self._fewest_again(rooms, kept, layers, live, num_full, True)
-            number = np.where(bare == 0, 0, some)
-            seconds = num_full * dearer.sum() + number * dearer[0]
-            better = (number >= 0) & (seconds < best_s) & (num_full <= layers)
-            best_s = np.where(better, seconds, best_s)
-            again, full = np.where(better, number, again), np.where(better, num_full, full)
-        return again, full
-
-    def _fewest_again(
-        self, rooms: FloatArray, kept: FloatArray, layers: IntArray, live: FloatArray,
-        num_full: IntArray, has_again: bool,
-    ) -> IntArray:  # fmt: skip
-        """Least number of ``layer`` layers beside `num_full` ones; -1: none fits.
-
-        0 without `has_again` (then the transient of ``layer`` is not needed), else at least 1.
-        """
-        transient = self.stage.transient[self.unlike][:, :, None, None, None]
-        none, layer, full = (kept[:, idx, None, None, None] * live[None] for idx in range(3))
-        rest = np.maximum(layers - num_full, 0)
-        working = np.maximum(transient[:, 0], transient[:, 1] if has_again else 0.0)
-        working = np.where(num_full > 0, np.maximum(working, transient[:, 2]), working)
-        over = rest * none + num_full * full + working - rooms[:, None]
-        need = np.ceil(over / np.maximum(none - layer, 1e-9) - 1e-9).max(axis=0)
-        fewest: IntArray = np.clip(need, int(has_again), layers.max() + 1).astype(np.int64)
-        return np.where(fewest <= rest, fewest, -1)
 
     def _steps(self, rooms: FloatArray, sizes: StageSizes, live: FloatArray) -> IntArray:
         """Fewest steps of recompute that fit, ``[j, place, layers]``; 2 l + 1 when none does."""

@@ -69,24 +69,23 @@ class ColumnShape:
         return tuple(map(tuple, hosts.values()))
 
     @cached_property
-    def has_like_hosts(self) -> bool:
-        """Whether the devices of every host are equal."""
-        keys = [
-            (d.host, d.memory_bytes, d.dense_flop_per_s, d.attention_forward_flop_per_s,
-             d.attention_backward_flop_per_s)
-            for d in self.devices
-        ]  # fmt: skip
-        return len(set(keys)) == len({key[0] for key in keys})
-
-    @cached_property
-    def is_uniform(self) -> bool:
-        """Whether all devices are of equal speed and memory and share a host."""
-        keys = {
+    def _kinds(self) -> set[tuple[str, int, float, float, float]]:
+        """Hosts with what tells their devices apart."""
+        return {
             (d.host, d.memory_bytes, d.dense_flop_per_s, d.attention_forward_flop_per_s,
              d.attention_backward_flop_per_s)
             for d in self.devices
         }  # fmt: skip
-        return len(keys) == 1
+
+    @cached_property
+    def has_like_hosts(self) -> bool:
+        """Whether the devices of every host are equal."""
+        return len(self._kinds) == len(self.hosts)
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all devices are of equal speed and memory and share a host."""
+        return len(self._kinds) == 1
 
 
 def column_shape(rates: CutRates, numbers: Sequence[int]) -> ColumnShape:

@@ -104,62 +104,11 @@ def usable_of(instance: Instance, devices: Sequence[Device], num_neighbours: int
     return np.array([usable_bytes(d.memory_bytes, peers, instance.cost) for d in devices])
 
 
-def least_recompute_s(
-    extra_s: Sequence[float],
-    memory: LayerMemory,
-    num_layers: IntArray,
-    room_bytes: FloatArray,
-    live_tokens: FloatArray,
-    chunk_tokens: int,
-) -> FloatArray:
-    """Least extra seconds of recompute that make equal layers fit; infinite when nothing does.
-
-    Parameters
-    ----------
-    extra_s
-        ``[policy]`` seconds per layer above ``none``.
-    memory
-        Of a layer.
-    num_layers, room_bytes, live_tokens
-        Arrays of one shape: layers of the stage, bytes left for activations over its devices,
-        tokens of the chunks in flight.
-    chunk_tokens
-        Tokens of the chunk whose backward runs at the peak.
-    """
-    kept = [value * live_tokens for value in memory.kept]
-    transient = memory.transient * chunk_tokens
-    layers = num_layers.astype(float)
-    best = np.where(layers * kept[0] + transient[0] <= room_bytes, 0.0, np.inf)
-
-    def with_full(num_full: FloatArray) -> FloatArray:
-        """Seconds when that many layers are `full` and as few of the rest as can be `layer`."""
-        rest = layers - num_full
-        need = np.where(num_full > 0, transient[2], transient[1])
-        left = room_bytes - need - num_full * kept[2] - rest * kept[1]
-        num_none = np.clip(np.floor(left / np.maximum(kept[0] - kept[1], 1e-9)), 0, rest)
-        seconds = num_full * extra_s[2] + (rest - num_none) * extra_s[1]
-        return np.where((left >= 0) & (rest >= 0), seconds, np.inf)
-
-    best = np.minimum(best, with_full(np.zeros_like(layers)))
-    # Fewest `full` layers that fit. One more costs `dearer` and saves room for `smaller` layers
-    # without recompute, so only a few more can pay, because of whole layers.
-    over = layers * kept[1] + transient[2] - room_bytes
-    fewest = np.maximum(np.ceil(over / np.maximum(kept[1] - kept[2], 1e-9)), 1.0)
-    dearer = extra_s[2] - extra_s[1]
-    smaller = (memory.kept[1] - memory.kept[2]) / max(memory.kept[0] - memory.kept[1], 1e-9)
-    slope = dearer - smaller * extra_s[1]
-    most = int(layers.max(initial=0))
-    more = most if slope <= 0 else min(int(extra_s[1] / slope), most)
-    for count in range(more + 1):
-        best = np.minimum(best, with_full(fewest + count))
-    return best
-
-
 def least_recompute_mixed_s(
     steps: Sequence[tuple[FloatArray, FloatArray]],
     excess_bytes: FloatArray,
 ) -> FloatArray:
-    """The same for unlike layers as a fractional knapsack, never above the truth.
+    """Least seconds of recompute for unlike layers: a fractional knapsack, never above the truth.
 
     Parameters
     ----------

@@ -14,13 +14,13 @@ from hexisolve.data.model_spec import LayerSpec
 from hexisolve.formulation.bundles import BundledLayer
 from hexisolve.formulation.cuts import CutRates
 from hexisolve.formulation.pipeline_table import FloatArray
+from hexisolve.formulation.recompute_counts import best_counts
 from hexisolve.formulation.relaxed_layer import ColumnShape, least_layer_s, two_work_bound_s
 from hexisolve.formulation.stage_memory_bound import (
     StateMode,
     gathered_bytes,
     layer_memory,
     least_recompute_mixed_s,
-    least_recompute_s,
     state_bytes_per_device,
     usable_of,
 )
@@ -368,11 +368,14 @@ class StagePricer:
         result = []
         for length in range(len(lengths.tokens)):
             if len(self.kinds) == 1:
-                extra_s = np.maximum(layer_s[length, 0] - layer_s[length, 0, 0], 0.0)
-                seconds = least_recompute_s(
-                    extra_s.tolist(), self.memories[0], sizes.num_layers[None], rooms[None],
-                    live.astype(float), longest,
+                memory = self.memories[0]
+                dearer = np.diff(np.maximum(layer_s[length, 0] - layer_s[length, 0, 0], 0.0))
+                again, full = best_counts(
+                    memory.kept[None], longest * memory.transient[None], dearer,
+                    sizes.num_layers, rooms[None], live.astype(float),
                 )  # fmt: skip
+                seconds = full * dearer.sum() + again * dearer[0]
+                seconds = np.where(again >= 0, seconds, np.inf)
             else:
                 seconds = self._mixed_recompute_s(
                     sizes, rooms[None], live.astype(float), longest, layer_s[length]
