@@ -23,10 +23,8 @@ CONTEXTS = (65_536, 262_144, 1_048_576)
 BATCH = 8
 ONE_REPLICA = ("ring", "ulysses", "usp", "proportional", "hexiseq", "subset_one_replica")
 KINDS = ("H100-SXM-80GB", "A100-SXM-80GB", "L40S-48GB")
-HEADER = (
-    "| setting | status | objective | bound | gap | wall | best one-replica baseline | of it |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- |"
-)
+COLUMNS = ("setting", "status", "objective", "bound", "gap", "wall")
+BASELINE_COLUMNS = ("best one-replica baseline", "of it")
 
 
 def settings(sensitivity: bool) -> Iterator[tuple[str, hx.Instance]]:
@@ -52,25 +50,23 @@ def settings(sensitivity: bool) -> Iterator[tuple[str, hx.Instance]]:
                     yield title, hx.Instance(variant, model, workload)
 
 
-def best_baseline(instance: hx.Instance) -> tuple[str, float] | None:
-    """The fastest baseline of one replica and uncut sequences that fits; None: none does."""
+def baseline_cells(instance: hx.Instance, result: Result) -> list[str]:
+    """The fastest baseline of one replica and uncut sequences, and the solver as a part of it."""
     found = hx.baselines(instance, names=ONE_REPLICA)
     times = {name: own.step_time_s for name, own in found.items() if own.step_time_s is not None}
     if not times:
-        return None
+        return ["none fits", "-"]
     name = min(times, key=lambda own: times[own])
-    return name, times[name]
+    ratio = "-" if result.objective_s is None else f"{result.objective_s / times[name]:.3f}"
+    return [f"{name}, {times[name]:.3f} s", ratio]
 
 
-def row(title: str, result: Result, baseline: tuple[str, float] | None) -> str:
+def row(title: str, result: Result, more: list[str]) -> str:
     """One markdown row."""
     objective = "-" if result.objective_s is None else f"{result.objective_s:.3f} s"
     bound = "-" if result.bound_s is None else f"{result.bound_s:.3f} s"
     gap = "-" if result.gap is None else f"{100 * result.gap:.2f}%"
-    cells = [title, result.status.value, objective, bound, gap, f"{result.wall_s:.1f} s"]
-    cells += ["-", "-"] if baseline is None else [f"{baseline[0]}, {baseline[1]:.3f} s", "-"]
-    if baseline is not None and result.objective_s is not None:
-        cells[-1] = f"{result.objective_s / baseline[1]:.3f}"
+    cells = [title, result.status.value, objective, bound, gap, f"{result.wall_s:.1f} s", *more]
     return f"| {' | '.join(cells)} |"
 
 
@@ -85,12 +81,13 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, "
           f"Python {platform.python_version()}, limit {options.time_limit:g} s\n")  # fmt: skip
-    print(HEADER, flush=True)
+    columns = COLUMNS if options.no_baselines else COLUMNS + BASELINE_COLUMNS
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}", flush=True)
     for title, instance in settings(options.sensitivity):
         if options.only in title:
             result = hx.solve(instance, time_limit_s=options.time_limit, backend=options.backend)
-            baseline = None if options.no_baselines else best_baseline(instance)
-            print(row(title, result, baseline), flush=True)
+            more = [] if options.no_baselines else baseline_cells(instance, result)
+            print(row(title, result, more), flush=True)
 
 
 if __name__ == "__main__":
