@@ -1,19 +1,22 @@
 """The price of a plan: the one authority on step time and memory (docs/cost-model.md).
 
-``step = longest path of the pipelines + gradient synchronisation + optimizer``, and never less
-than any edge needs for the bytes of the whole step.
+``step = longest path of the pipelines + gradient synchronisation + optimizer``, where operations
+wait for edges that several stages want, and never less than any edge needs for the bytes of the
+whole step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 
-from hexisolve.cost.pipeline import DeadlockError, step_length_s
+from hexisolve.cost.pipeline import DeadlockError, PipelineTimes, step_length_s
 from hexisolve.data.cluster import Edge
 from hexisolve.data.instance import Instance
 from hexisolve.errors import PlanError
 from hexisolve.plan.boundary import boundary
+from hexisolve.plan.edge_waits import PricedReplica, times_with_waits
 from hexisolve.plan.evaluation import (
     BoundaryEvaluation,
     DeviceEvaluation,
@@ -23,7 +26,7 @@ from hexisolve.plan.evaluation import (
 )
 from hexisolve.plan.offload import offload_s
 from hexisolve.plan.plan import Pipeline, Plan, Replica
-from hexisolve.plan.price_book import PriceBook, add_edges, price_book
+from hexisolve.plan.price_book import Exchange, PriceBook, add_edges, price_book
 from hexisolve.plan.schedule import parse_operation
 from hexisolve.plan.stage_price import StagePrice, stage_price
 from hexisolve.plan.step_memory import chunk_memories
@@ -54,36 +57,42 @@ def evaluate(instance: Instance, plan: Plan) -> Evaluation:
     book = price_book(instance)
     end = step_end(book, plan.layout)
     edges: dict[Edge, float] = {}
-    replicas = []
-    for replica_idx, (replica, batch) in enumerate(
-        zip(plan.layout.replicas, plan.batch.replicas, strict=True)
-    ):
-        replicas.append(_replica(book, replica_idx, replica, batch.pipelines, edges))
+    priced = [
+        _priced(book, replica_idx, replica, batch.pipelines, edges)
+        for replica_idx, (replica, batch) in enumerate(
+            zip(plan.layout.replicas, plan.batch.replicas, strict=True)
+        )
+    ]
     for exchange in (end.gradients, end.copies, end.weights):
         add_edges(edges, exchange)
-    pipeline_s = max(replica.times.makespan_s for replica in replicas)
+    times = times_with_waits(book, priced)
+    pipeline_s = max(own.makespan_s for own in times)
     total_s = pipeline_s + end.synchronisation_s + end.optimizer_s
     return Evaluation(
         instance=instance,
         plan=plan,
         step_time_s=max(total_s, book.busiest_s(edges)),
         pipeline_s=pipeline_s,
+        edge_wait_s=pipeline_s - max(own.times.makespan_s for own in priced),
         synchronisation_s=end.synchronisation_s,
         optimizer_s=end.optimizer_s,
-        replicas=tuple(replicas),
+        replicas=tuple(
+            _replica(replica_idx, *both)
+            for replica_idx, both in enumerate(zip(priced, times, strict=True))
+        ),
         end=end,
         edges=edges,
     )
 
 
-def _replica(
+def _priced(
     book: PriceBook,
     replica_idx: int,
     replica: Replica,
     pipelines: tuple[Pipeline, ...],
     edges: dict[Edge, float],
-) -> ReplicaEvaluation:
-    """Price one replica; adds the bytes of its operations to `edges`."""
+) -> PricedReplica:
+    """Price one replica alone; adds the bytes of its operations to `edges`."""
     num_stages = len(replica.stages)
     shapes = [chunk_shape(chunk) for pipeline in pipelines for chunk in pipeline.chunks]
     counts = Counter(shapes)
@@ -123,10 +132,10 @@ def _replica(
         tuple(max(price.backward_s, wait) for price, wait in zip(*pair, strict=True))
         for pair in zip(prices, waits, strict=True)
     ]
-    there = [tuple(row[shape].forward.seconds for shape in shapes) for row in borders]
-    back = [tuple(row[shape].backward.seconds for shape in shapes) for row in borders]
+    there = [tuple(row[shape].forward for shape in shapes) for row in borders]
+    back = [tuple(row[shape].backward for shape in shapes) for row in borders]
     try:
-        times = step_length_s(rows, forward_s, backward_s, there, back)
+        times = step_length_s(rows, forward_s, backward_s, _seconds(there), _seconds(back))
     except DeadlockError as error:
         raise PlanError([f"replica {replica_idx}: {error}"]) from error
     _add_all(edges, prices)
@@ -134,14 +143,32 @@ def _replica(
         for shape, count in counts.items():
             add_edges(edges, row[shape].forward, count)
             add_edges(edges, row[shape].backward, count)
+    return PricedReplica(rows, prices, forward_s, backward_s, there, back, times)
+
+
+def _seconds(exchanges: Sequence[Sequence[Exchange]]) -> list[tuple[float, ...]]:
+    return [tuple(exchange.seconds for exchange in row) for row in exchanges]
+
+
+def _replica(replica_idx: int, priced: PricedReplica, times: PipelineTimes) -> ReplicaEvaluation:
+    """What there is to say of a priced replica once its times are known."""
+    there, back = _seconds(priced.transfers_forward), _seconds(priced.transfers_backward)
     return ReplicaEvaluation(
         tuple(
             StageEvaluation(
-                replica_idx, p, forward_s[p], backward_s[p], tuple(prices[p]), times.busy_s[p]
+                replica_idx,
+                p,
+                tuple(priced.forward_s[p]),
+                tuple(priced.backward_s[p]),
+                tuple(prices),
+                times.busy_s[p],
             )
-            for p in range(num_stages)
+            for p, prices in enumerate(priced.prices)
         ),
-        tuple(BoundaryEvaluation(replica_idx, p, there[p], back[p]) for p in range(num_stages - 1)),
+        tuple(
+            BoundaryEvaluation(replica_idx, p, *both)
+            for p, both in enumerate(zip(there, back, strict=True))
+        ),
         times,
     )
 

@@ -18,6 +18,8 @@ from hexisolve.plan.synchronise import StepEnd
 from hexisolve.plan.tokens import chunk_shape
 
 _NUM_BUSIEST = 8
+_EDGE_BOUND = 1e-3
+_ROUNDING = 1.0 + 1e-12
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class StageEvaluation:
     prices
         What is behind them, per chunk.
     busy_s
-        Seconds in which the stage runs an operation.
+        Seconds in which the stage runs an operation, waits for shared edges included.
     """
 
     replica_idx: int
@@ -121,6 +123,8 @@ class Evaluation:
         Seconds of one optimizer step.
     pipeline_s
         The longest path through the operations of the slowest replica.
+    edge_wait_s
+        Part of it that is there because stages or replicas share edges.
     synchronisation_s, optimizer_s
         Gradient and weight collectives; the optimizer.
     replicas
@@ -133,6 +137,7 @@ class Evaluation:
     plan: Plan
     step_time_s: float
     pipeline_s: float
+    edge_wait_s: float
     synchronisation_s: float
     optimizer_s: float
     replicas: tuple[ReplicaEvaluation, ...]
@@ -156,8 +161,10 @@ class Evaluation:
 
     @property
     def is_edge_bound(self) -> bool:
-        """Whether an edge needs more seconds than the operations do."""
-        return self.step_time_s > self.pipeline_s + self.synchronisation_s + self.optimizer_s
+        """Whether edges that stages or replicas share lengthen the step by 0.1% or more."""
+        operations_s = self.pipeline_s - self.edge_wait_s
+        alone_s = operations_s + self.synchronisation_s + self.optimizer_s
+        return self.step_time_s > alone_s * (1.0 + _EDGE_BOUND)
 
     @cached_property
     def edge_seconds(self) -> dict[Edge, float]:
@@ -182,7 +189,10 @@ class Evaluation:
         for evaluation in self.stages:
             memory = self.stage_memory(evaluation.replica_idx, evaluation.stage_idx)
             stage = self.plan.layout.replicas[evaluation.replica_idx].stages[evaluation.stage_idx]
+            operations_s = sum(evaluation.forward_s) + sum(evaluation.backward_s)
             exchange_s = sum(price.exchange_s for price in evaluation.prices)
+            if evaluation.busy_s > operations_s * _ROUNDING:
+                exchange_s += evaluation.busy_s - operations_s
             flop = self._useful_flop(evaluation.replica_idx, evaluation.stage_idx)
             for idx, rank in enumerate(stage.ranks):
                 device = cluster.device(rank.device)

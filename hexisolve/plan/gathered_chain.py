@@ -56,20 +56,26 @@ class ChainBlock(NamedTuple):
 
 
 def chained_s(
-    book: PriceBook, stage: Stage, blocks: Sequence[ChainBlock], edges: dict[Edge, float]
+    book: PriceBook,
+    stage: Stage,
+    blocks: Sequence[ChainBlock],
+    forward_edges: dict[Edge, float],
+    backward_edges: dict[Edge, float],
 ) -> tuple[float, float]:
     """F and B seconds of a stage's blocks, given in the order of forward.
 
     Each block is gathered while the one before it runs, and gradients of the block before are
-    scattered in the same time. Adds the bytes of gathers and reduce-scatters to `edges`.
+    scattered in the same time. Adds the bytes of gathers and reduce-scatters to those of the edges.
     """
     gathers = [collective(book, stage, block.gathered, "gather") for block in blocks]
     again = [collective(book, stage, block.gathered_again, "gather") for block in blocks]
     scatters = nothing = [NO_EXCHANGE] * len(blocks)
     if stage.zero3_gradients == "chunk":
         scatters = [collective(book, stage, block.reduced, "reduce_scatter") for block in blocks]
-    for exchange in (*gathers, *again, *scatters):
-        add_edges(edges, exchange)
+    for exchange in gathers:
+        add_edges(forward_edges, exchange)
+    for exchange in (*again, *scatters):
+        add_edges(backward_edges, exchange)
     forward, backward = [b.forward for b in blocks], [b.backward for b in reversed(blocks)]
     return (
         _pass_s(book, stage, forward, gathers, nothing),

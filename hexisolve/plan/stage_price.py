@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from hexisolve.cost.flop import (
@@ -38,8 +39,8 @@ class StagePrice:
         Exposed gathers and reduce-scatters of ZeRO-3.
     compute_s
         Per rank, seconds of computing in F and B together.
-    edges
-        Bytes that F and B together put on every edge.
+    forward_edges, backward_edges
+        Bytes that F and B put on every edge.
     """
 
     forward_s: float
@@ -50,7 +51,16 @@ class StagePrice:
     gather_forward_s: float
     gather_backward_s: float
     compute_s: PerRank
-    edges: EdgeBytes
+    forward_edges: EdgeBytes
+    backward_edges: EdgeBytes
+
+    @cached_property
+    def edges(self) -> EdgeBytes:
+        """Bytes that F and B together put on every edge."""
+        total = dict(self.forward_edges)
+        for edge, num_bytes in self.backward_edges.items():
+            total[edge] = total.get(edge, 0.0) + num_bytes
+        return total
 
     @property
     def exchange_s(self) -> float:
@@ -192,12 +202,15 @@ def _price(
         for kind, policy in counts
     }
     layers = tuple(priced[pair] for pair in pairs)
-    edges: dict[Edge, float] = {}
+    forward_edges: dict[Edge, float] = {}
+    backward_edges: dict[Edge, float] = {}
     compute = [0.0] * len(stage.ranks)
     for (kind, policy), count in counts.items():
         work = works[kind]
-        for exchange in (*work.forward_exchanges, *work.backward_exchanges(policy)):
-            add_edges(edges, exchange, count)
+        for exchange in work.forward_exchanges:
+            add_edges(forward_edges, exchange, count)
+        for exchange in work.backward_exchanges(policy):
+            add_edges(backward_edges, exchange, count)
         for idx, seconds in enumerate(work.compute_s(policy)):
             compute[idx] += count * seconds
     head_s = 0.0
@@ -210,7 +223,9 @@ def _price(
     total_backward_s = sum(layer.backward.total_s for layer in layers) + 2.0 * head_s
     if stage.zero == 3 and len(stage.ranks) > 1:
         blocks = _chain_blocks(book, stage, stage_idx, num_stages, shape, priced, pairs, head_s)
-        forward_chain, backward_chain = chained_s(book, stage, blocks, edges)
+        forward_chain, backward_chain = chained_s(
+            book, stage, blocks, forward_edges, backward_edges
+        )
         gather_forward_s = forward_chain - total_forward_s
         gather_backward_s = backward_chain - total_backward_s
         total_forward_s, total_backward_s = forward_chain, backward_chain
@@ -223,7 +238,8 @@ def _price(
         gather_forward_s=gather_forward_s,
         gather_backward_s=gather_backward_s,
         compute_s=tuple(compute),
-        edges=edges,
+        forward_edges=forward_edges,
+        backward_edges=backward_edges,
     )
 
 
