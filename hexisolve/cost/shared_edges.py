@@ -7,25 +7,39 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from hexisolve.cost.pipeline import PipelineTimes, Schedule
 from hexisolve.data.cluster import Edge
 
 Wants: TypeAlias = Mapping[Edge, float]
-"""Edge -> the share of its bytes/s that an operation uses when it runs alone, 0 to 1."""
+"""Edge -> a share of its bytes per second."""
 
 _SAME_MOMENT = 1e-12
-_FULL = 1.0 + 1e-9
+_SETTLED = 1e-6
+_MOST_ROUNDS = 60
 
 
-class Work(NamedTuple):
-    """An operation or a transfer: seconds when it runs alone, and the edges it wants."""
+@dataclass(frozen=True, eq=False)
+class Work:
+    """An operation or a transfer.
+
+    Parameters
+    ----------
+    seconds
+        When it runs alone.
+    wants
+        Edges it shares, with the share of each that it uses on average when it runs alone.
+    seconds_with
+        Seconds when it is left with the given shares of edges: not less than `seconds`, nor than
+        any edge then needs for its bytes.
+    """
 
     seconds: float
     wants: Wants
+    seconds_with: Callable[[Wants], float]
 
 
 @dataclass(frozen=True)
@@ -49,31 +63,17 @@ class SharedPipeline:
     transfer_backward: Sequence[Sequence[Work]]
 
 
-def crowded_edges(peaks: Iterable[Wants]) -> frozenset[Edge]:
-    """Edges that their users may want more of than there is.
-
-    Parameters
-    ----------
-    peaks
-        Per user (a stage of a replica), the most it wants of each edge at one time.
-    """
-    total: dict[Edge, float] = {}
-    largest: dict[Edge, float] = {}
-    for wants in peaks:
-        for edge, share in wants.items():
-            total[edge] = total.get(edge, 0.0) + share
-            largest[edge] = max(largest.get(edge, 0.0), share)
-    # One user alone already waits for the edge inside its own operations.
-    return frozenset(e for e, share in total.items() if share > max(_FULL, largest[e]))
-
-
 def shared_times_s(pipelines: Sequence[SharedPipeline]) -> tuple[PipelineTimes, ...]:
     """Times of all operations of all replicas when they divide the edges that they want.
 
-    ``speed = min over edges min(1, level / want)``: everything that runs gets what it wants of an
-    edge up to a level, which is set so that the edge is full (max-min fair), and an operation goes
-    at the pace of the edge that holds it up most. Order and inputs are those of `step_length_s`,
-    which is the result when no edge is full; no result is smaller.
+    At every moment each of the k works that want an edge is left with what the others do not use
+    on average, or with an even part of it:
+
+        left_i = max(1 - sum_{j != i} want_j speed_j, 1 / k)
+        speed_i = seconds_i / seconds_i(left_i)
+
+    Order and inputs are those of `step_length_s`, which is the result when nothing that shares
+    edges runs at one time; no result is smaller.
     """
     play = _Play(pipelines)
     play.run()
@@ -123,6 +123,8 @@ class _Play:
     _num_alone: int = 0
     _sharing: list[_Task] = field(default_factory=list)
     _has_changed: bool = False
+    _known: dict[tuple[int, ...], dict[int, float]] = field(default_factory=dict)
+    """Works that run at one time -> their speeds, by id."""
     _now_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -137,7 +139,7 @@ class _Play:
                 self._go_on(replica, stage)
         while self._alone or self._sharing:
             if self._has_changed:
-                _set_speeds(self._sharing)
+                self._set_speeds()
                 self._has_changed = False
             self._advance()
 
@@ -160,6 +162,16 @@ class _Play:
             ended.append(heapq.heappop(self._alone)[2])
         for task in ended:
             self._end(task)
+
+    def _set_speeds(self) -> None:
+        works = [task.work for task in self._sharing]
+        key = tuple(sorted(map(id, works)))
+        known = self._known.get(key)
+        if known is None:
+            found = zip(works, _speeds(works), strict=True)
+            known = self._known[key] = {id(work): speed for work, speed in found}
+        for task in self._sharing:
+            task.speed = known[id(task.work)]
 
     def _start(self, task: _Task) -> None:
         if task.work.wants:
@@ -205,27 +217,30 @@ class _Play:
         self._go_on(replica, stage)
 
 
-def _set_speeds(tasks: Sequence[_Task]) -> None:
-    """Divide every edge among what runs now."""
-    wanted: dict[Edge, list[float]] = {}
-    for task in tasks:
-        for edge, share in task.work.wants.items():
-            wanted.setdefault(edge, []).append(share)
-    levels = {edge: _level(shares) for edge, shares in wanted.items() if sum(shares) > _FULL}
-    for task in tasks:
-        task.speed = 1.0
-        for edge, share in task.work.wants.items():
-            level = levels.get(edge, 1.0)
-            if share > level:
-                task.speed = min(task.speed, level / share)
-
-
-def _level(shares: Sequence[float]) -> float:
-    """The level at which `sum over wants min(want, level) = 1`."""
-    free, left = 1.0, len(shares)
-    for share in sorted(shares):
-        if share * left > free:
+def _speeds(works: Sequence[Work]) -> list[float]:
+    """Speeds of works that run at one time, found by going half-way until nothing changes."""
+    users: dict[Edge, list[int]] = {}
+    for idx, work in enumerate(works):
+        for edge in work.wants:
+            users.setdefault(edge, []).append(idx)
+    shared = {edge: own for edge, own in users.items() if len(own) > 1}
+    meeting = [idx for idx, work in enumerate(works) if not shared.keys().isdisjoint(work.wants)]
+    speeds = [1.0] * len(works)
+    for _ in range(_MOST_ROUNDS):
+        used = {
+            edge: sum(works[idx].wants[edge] * speeds[idx] for idx in own)
+            for edge, own in shared.items()
+        }
+        changes = 0.0
+        before = list(speeds)
+        for idx in meeting:
+            work = works[idx]
+            left = {
+                edge: max(1.0 - used[edge] + want * before[idx], 1.0 / len(shared[edge]))
+                for edge, want in work.wants.items() if edge in shared
+            }  # fmt: skip
+            speeds[idx] = (before[idx] + work.seconds / work.seconds_with(left)) / 2.0
+            changes = max(changes, abs(speeds[idx] - before[idx]))
+        if changes <= _SETTLED:
             break
-        free -= share
-        left -= 1
-    return free / left
+    return speeds

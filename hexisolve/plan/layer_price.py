@@ -58,6 +58,46 @@ class Phase(NamedTuple):
         return sum(self)
 
 
+class LayerPass(NamedTuple):
+    """One pass through a layer, before its parts are added up.
+
+    Parameters
+    ----------
+    dense_s, attention_s
+        Of every head group: the slowest of its ranks.
+    exchanges
+        All-to-alls, one after the other.
+    rings
+        Exchanges around the ring, one after the other.
+    overhead_s
+        Kernel launches and START groups.
+    """
+
+    dense_s: PerRank
+    exchanges: tuple[Exchange, ...]
+    attention_s: PerRank
+    rings: tuple[Exchange, ...]
+    overhead_s: float
+
+    @property
+    def moves(self) -> tuple[Exchange, ...]:
+        """Everything that moves."""
+        return self.exchanges + self.rings
+
+    @property
+    def phase(self) -> Phase:
+        """Equation 6, with its total spread over the parts that cause it."""
+        all_to_all_s = sum(exchange.seconds for exchange in self.exchanges)
+        ring_s = sum(exchange.seconds for exchange in self.rings)
+        dense_s, attention_s = self.dense_s, self.attention_s
+        total_s = layer_s(dense_s, all_to_all_s, attention_s, ring_s)
+        slowest = max(range(len(dense_s)), key=lambda g: dense_s[g] + attention_s[g])
+        exposed_s = max(total_s - all_to_all_s - dense_s[slowest] - attention_s[slowest], 0.0)
+        return Phase(
+            dense_s[slowest], attention_s[slowest], all_to_all_s, exposed_s, self.overhead_s
+        )
+
+
 class LayerPrice(NamedTuple):
     """One layer under one recompute policy."""
 
@@ -118,38 +158,45 @@ class LayerWork:
         return self.cost.launch_overhead_s * (self.cost.launches_per_layer + self.num_hops)
 
     @cached_property
-    def forward(self) -> Phase:
-        """The forward pass."""
-        return _phase(
+    def forward_pass(self) -> LayerPass:
+        """What the forward pass does."""
+        return LayerPass(
             self._dense_groups_s,
-            self.before.seconds + self.after.seconds,
+            (self.before, self.after),
             self._attention_forward_groups_s,
-            self.ring_forward.seconds,
+            (self.ring_forward,),
             self._launches_s,
         )
 
-    def backward(self, policy: Policy) -> Phase:
-        """The backward pass with what `policy` runs again; equation 6 on the sums."""
-        attention_s = _group_max(self.attention_backward_s, self.sizes)
-        all_to_all_s = self.before_back.seconds + self.after_back.seconds
-        ring_s = self.ring_backward.seconds
+    def backward_pass(self, policy: Policy) -> LayerPass:
+        """What the backward pass does, with what `policy` runs again."""
+        attention_s = self.attention_backward_s
+        exchanges: tuple[Exchange, ...] = (self.before_back, self.after_back)
+        rings: tuple[Exchange, ...] = (self.ring_backward,)
         launches_s = self._launches_s
         if policy in ("layer", "full"):
             # `layer` keeps the attention output by head; POST needs it by token once more.
-            all_to_all_s += self.before.seconds + self.after.seconds
+            exchanges += (self.before, self.after)
         if policy == "full":
-            attention_s = _group_max(
-                [b + f for b, f in zip(self.attention_backward_s, self.attention_forward_s,
-                                       strict=True)], self.sizes,
-            )  # fmt: skip
-            ring_s += self.ring_forward.seconds
+            again_s = self.attention_forward_s
+            attention_s = tuple(b + f for b, f in zip(attention_s, again_s, strict=True))
+            rings += (self.ring_forward,)
             launches_s += self._launches_s
         elif policy != "none":
             launches = self.cost.launches_per_layer * _REPEATED_LAUNCHES[policy]
             launches_s += self.cost.launch_overhead_s * launches
         times = 2.0 + self.dense_repeats(policy)
         dense_s = tuple(times * seconds for seconds in self._dense_groups_s)
-        return _phase(dense_s, all_to_all_s, attention_s, ring_s, launches_s)
+        return LayerPass(dense_s, exchanges, _group_max(attention_s, self.sizes), rings, launches_s)
+
+    @cached_property
+    def forward(self) -> Phase:
+        """Seconds of the forward pass."""
+        return self.forward_pass.phase
+
+    def backward(self, policy: Policy) -> Phase:
+        """Seconds of the backward pass with what `policy` runs again; equation 6 on the sums."""
+        return self.backward_pass(policy).phase
 
     def dense_repeats(self, policy: Policy) -> float:
         """Dense forward work that a policy runs again, in forwards."""
@@ -160,16 +207,11 @@ class LayerWork:
     @property
     def forward_exchanges(self) -> tuple[Exchange, ...]:
         """Every exchange of a forward pass."""
-        return self.before, self.after, self.ring_forward
+        return self.forward_pass.moves
 
     def backward_exchanges(self, policy: Policy) -> tuple[Exchange, ...]:
         """Every exchange of a backward pass, repeated ones included."""
-        done = [self.before_back, self.after_back, self.ring_backward]
-        if policy in ("layer", "full"):
-            done += [self.before, self.after]
-        if policy == "full":
-            done.append(self.ring_forward)
-        return tuple(done)
+        return self.backward_pass(policy).moves
 
     def compute_s(self, policy: Policy) -> PerRank:
         """Seconds every rank computes in a forward and a backward pass."""
@@ -242,17 +284,3 @@ def _group_max(values: Sequence[float], sizes: Sequence[int]) -> tuple[float, ..
         result.append(max(values[first : first + size]))
         first += size
     return tuple(result)
-
-
-def _phase(
-    dense_s: Sequence[float],
-    all_to_all_s: float,
-    attention_s: Sequence[float],
-    ring_s: float,
-    overhead_s: float,
-) -> Phase:
-    """Equation 6, with its total spread over the parts that cause it."""
-    total_s = layer_s(dense_s, all_to_all_s, attention_s, ring_s)
-    slowest = max(range(len(dense_s)), key=lambda g: dense_s[g] + attention_s[g])
-    exposed_s = max(total_s - all_to_all_s - dense_s[slowest] - attention_s[slowest], 0.0)
-    return Phase(dense_s[slowest], attention_s[slowest], all_to_all_s, exposed_s, overhead_s)

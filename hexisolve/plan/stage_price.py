@@ -17,7 +17,7 @@ from hexisolve.cost.flop import (
 from hexisolve.data.cluster import Edge
 from hexisolve.data.instance import Instance
 from hexisolve.plan.gathered_chain import ChainBlock, Pass, chained_s
-from hexisolve.plan.layer_price import LayerPrice, LayerWork, PerRank, Rates, layer_work
+from hexisolve.plan.layer_price import LayerPass, LayerPrice, LayerWork, PerRank, Rates, layer_work
 from hexisolve.plan.plan import POLICY_ORDER, Chunk, Policy, Stage, layer_policies
 from hexisolve.plan.price_book import EdgeBytes, PriceBook, add_edges, price_book
 from hexisolve.plan.tokens import ChunkShape, StageTokens, chunk_shape, stage_tokens
@@ -39,6 +39,8 @@ class StagePrice:
         Exposed gathers and reduce-scatters of ZeRO-3.
     compute_s
         Per rank, seconds of computing in F and B together.
+    forward_passes, backward_passes
+        (number of layers, what their pass does); gathers are not in them.
     forward_edges, backward_edges
         Bytes that F and B put on every edge.
     """
@@ -51,6 +53,8 @@ class StagePrice:
     gather_forward_s: float
     gather_backward_s: float
     compute_s: PerRank
+    forward_passes: tuple[tuple[int, LayerPass], ...]
+    backward_passes: tuple[tuple[int, LayerPass], ...]
     forward_edges: EdgeBytes
     backward_edges: EdgeBytes
 
@@ -197,21 +201,26 @@ def _price(
     kinds = [book.layer_kinds[idx] for idx in range(*stage.layers)]
     pairs = list(zip(kinds, policies, strict=True))
     counts = Counter(pairs)
+    forward_passes = tuple((count, works[kind].forward_pass) for (kind, _), count in counts.items())
+    backward_passes = tuple(
+        (count, works[kind].backward_pass(policy)) for (kind, policy), count in counts.items()
+    )
     priced = {
-        (kind, policy): LayerPrice(works[kind].forward, works[kind].backward(policy))
-        for kind, policy in counts
+        pair: LayerPrice(forward.phase, backward.phase)
+        for pair, (_, forward), (_, backward) in zip(
+            counts, forward_passes, backward_passes, strict=True
+        )
     }
     layers = tuple(priced[pair] for pair in pairs)
     forward_edges: dict[Edge, float] = {}
     backward_edges: dict[Edge, float] = {}
     compute = [0.0] * len(stage.ranks)
+    for passes, edges in ((forward_passes, forward_edges), (backward_passes, backward_edges)):
+        for count, layer_pass in passes:
+            for exchange in layer_pass.moves:
+                add_edges(edges, exchange, count)
     for (kind, policy), count in counts.items():
-        work = works[kind]
-        for exchange in work.forward_exchanges:
-            add_edges(forward_edges, exchange, count)
-        for exchange in work.backward_exchanges(policy):
-            add_edges(backward_edges, exchange, count)
-        for idx, seconds in enumerate(work.compute_s(policy)):
+        for idx, seconds in enumerate(works[kind].compute_s(policy)):
             compute[idx] += count * seconds
     head_s = 0.0
     if stage_idx == num_stages - 1:
@@ -238,6 +247,8 @@ def _price(
         gather_forward_s=gather_forward_s,
         gather_backward_s=gather_backward_s,
         compute_s=tuple(compute),
+        forward_passes=forward_passes,
+        backward_passes=backward_passes,
         forward_edges=forward_edges,
         backward_edges=backward_edges,
     )
