@@ -301,9 +301,9 @@ def test_pipelines_of_a_replica_follow_one_another():  # type: ignore[no-untyped
 def test_a_port_that_everyone_uses_lengthens_the_step():  # type: ignore[no-untyped-def]
     """Two replicas, each a ring over two hosts, share the wire between the hosts (equation 12).
 
-    At 10 kB/s a layer's forward takes dense 0.018432 and a ring of 6.4, its backward 0.036864 and
-    19.2. Each replica is left with what the other does not use on average, ``T = dense + ring / (1 -
-    ring / T)`` when both do the same: ``T^2 - (dense + 2 ring) T + dense ring = 0``.
+    At 10 kB/s a layer's forward takes 0.036864 s of dense work and a ring of 6.4 s, its backward
+    0.073728 and 19.2. Each replica is left with what the other does not use on average: both do
+    the same, so ``T = dense + ring / (1 - ring / T)``, a quadratic equation.
     """
     stages = [
         stage_of((0, 2), [(f"d{idx}", 1, (0, 4))], [(f"d{idx + 2}", 1, (0, 4))]) for idx in (0, 1)
@@ -328,7 +328,7 @@ def test_a_port_that_everyone_uses_lengthens_the_step():  # type: ignore[no-unty
     backward_s = 2 * (2 * dense_s + 19.2) + 2 * head_s
     assert alone.pipeline_s == close(2 * (forward_s + backward_s))
     assert alone.edge_wait_s == 0.0
-    # The head of the model is dense work, too.
+    # The head of the model leaves the wire alone, as dense work does.
     waiting_s = 2 * (
         together_s(2 * dense_s + head_s, 2 * 6.4) + together_s(4 * dense_s + 2 * head_s, 2 * 19.2)
     )
