@@ -9,8 +9,9 @@ programs and prints both step times with their difference. ``pipeline`` and ``en
 difference comes from: until the last backward, and from there to the end of the step. ``link`` is
 the share of a stage's F and B in which its busiest edge carries bytes (the worst stage).
 ``limited by`` names that edge and what it carries when it is busy for more than 70%, or the stages
-that want an edge together when they need more of it than the slowest of them takes: `evaluate`
-compares such an edge with the whole step only.
+that want an edge together when they need more of it than the slowest of them takes, or wait for it
+for more than 1% of the step (``waits`` is that part of the step). A setting without a plan is said
+to be infeasible, or not solved within the limit.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from hexisolve.solvers.baselines import baselines
 CLUSTERS = ("mixed-32", "mixed-32-fast")
 MODELS = ("llama-2-13b", "llama-3.1-70b")
 LINK_LIMITED = 0.7
+SHARED_WAIT = 0.01
 CONTEXTS = (65_536, 262_144, 1_048_576)
 NAMES = ("ring", "ulysses", "usp", "proportional", "hexiseq", "even", "subset")
 HEADER = (
@@ -108,9 +110,11 @@ class Comparison:
             if len(users) > 1
         }
         worst = max(wanted, key=lambda edge: wanted[edge], default=None)
-        if worst is not None and wanted[worst] > 1.0:
+        waits = self.evaluation.edge_wait_s / self.evaluation.step_time_s
+        if worst is not None and (wanted[worst] > 1.0 or waits > SHARED_WAIT):
             stages = ", ".join(map(str, shared[worst]))
-            return f"stages {stages} want {wanted[worst]:.0%} of {' > '.join(worst)}"
+            words = f"stages {stages} want {wanted[worst]:.0%} of {' > '.join(worst)}"
+            return f"{words}, waits {waits:.1%}"
         share, number, busiest = self.busiest
         if busiest is None or share <= LINK_LIMITED:
             return "compute"
@@ -160,20 +164,25 @@ def compare(instance: Instance, plan: Plan) -> Comparison:
     return Comparison(evaluate(instance, plan), timeline, time.perf_counter() - begin_s)
 
 
-def plans(instance: Instance, *, with_solver: bool) -> Iterator[tuple[str, Plan]]:
-    """Every plan of a setting; equal ones once, under all their names."""
+def plans(instance: Instance, solve_limit_s: float | None) -> Iterator[tuple[str, Plan | None]]:
+    """Every plan of a setting; equal ones once, under all their names.
+
+    With a time limit the solver's, too; without a plan of its own it comes with its status.
+    """
     found: dict[tuple[Layout, float], tuple[Plan, list[str]]] = {}
 
     def note(name: str, plan: Plan) -> None:
         key = plan.layout, evaluate(instance, plan).step_time_s
         found.setdefault(key, (plan, []))[1].append(name)
 
-    if with_solver:
+    if solve_limit_s is not None:
         from hexisolve.solvers.solve import solve
 
-        result = solve(instance, time_limit_s=10, relative_gap=0.01)
+        result = solve(instance, time_limit_s=solve_limit_s, relative_gap=0.01)
         if result.plan is not None:
-            note("solver", result.plan)
+            note(f"solver ({result.status.value}, gap {result.gap:.2%})", result.plan)
+        else:
+            yield f"solver: {result.status.value}", None
     for name, baseline in baselines(instance, names=NAMES).items():
         if baseline.plan is not None:
             note(name, baseline.plan)
@@ -189,6 +198,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--solver", action="store_true", help="also the solver's plan")
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds of every solve")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
     lines = HEADER.splitlines()
@@ -199,7 +209,11 @@ def main(arguments: list[str]) -> int:
     ):
         workload = Workload(context_tokens=context, batch_sequences=options.batch)
         instance = Instance(resolve_cluster(cluster), resolve_model(model), workload)
-        for names, plan in plans(instance, with_solver=options.solver):
+        for names, plan in plans(instance, options.limit if options.solver else None):
+            if plan is None:
+                lines.append(f"| {cluster} | {model} | {context} | {names} {'| ' * 9}|")
+                print(lines[-1], flush=True)
+                continue
             comparison = compare(instance, plan)
             differences.append((comparison.difference, comparison.limited_by.partition(" ")[0]))
             cells = (cluster, model, str(context), names, *comparison.cells())

@@ -18,7 +18,7 @@ Wants: TypeAlias = Mapping[Edge, float]
 """Edge -> a share of its bytes per second."""
 
 _SAME_MOMENT = 1e-12
-_SETTLED = 1e-6
+_SETTLED = 1e-5
 _MOST_ROUNDS = 60
 
 
@@ -124,7 +124,8 @@ class _Play:
     _sharing: list[_Task] = field(default_factory=list)
     _has_changed: bool = False
     _known: dict[tuple[int, ...], dict[int, float]] = field(default_factory=dict)
-    """Works that run at one time -> their speeds, by id."""
+    """Works that meet -> their speeds, by id."""
+    _speed: dict[int, float] = field(default_factory=dict)
     _now_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -164,14 +165,14 @@ class _Play:
             self._end(task)
 
     def _set_speeds(self) -> None:
-        works = [task.work for task in self._sharing]
-        key = tuple(sorted(map(id, works)))
-        known = self._known.get(key)
-        if known is None:
-            found = zip(works, _speeds(works), strict=True)
-            known = self._known[key] = {id(work): speed for work, speed in found}
+        for works in _meeting([task.work for task in self._sharing]):
+            key = tuple(sorted(map(id, works)))
+            if key not in self._known:
+                found = zip(works, _speeds(works), strict=True)
+                self._known[key] = {id(work): speed for work, speed in found}
+            self._speed |= self._known[key]
         for task in self._sharing:
-            task.speed = known[id(task.work)]
+            task.speed = self._speed[id(task.work)]
 
     def _start(self, task: _Task) -> None:
         if task.work.wants:
@@ -217,30 +218,46 @@ class _Play:
         self._go_on(replica, stage)
 
 
+def _meeting(works: Sequence[Work]) -> list[list[Work]]:
+    """Works of one moment, those together that an edge or a chain of edges joins."""
+    groups: list[list[Work]] = []
+    of_edge: dict[Edge, int] = {}
+    for work in works:
+        joined = sorted({of_edge[edge] for edge in work.wants if edge in of_edge})
+        home = joined[0] if joined else len(groups)
+        if not joined:
+            groups.append([])
+        groups[home].append(work)
+        for edge in work.wants:
+            of_edge[edge] = home
+        for other in joined[1:]:
+            groups[home] += groups[other]
+            groups[other] = []
+            of_edge.update({edge: home for edge, own in of_edge.items() if own == other})
+    return [group for group in groups if group]
+
+
 def _speeds(works: Sequence[Work]) -> list[float]:
     """Speeds of works that run at one time, found by going half-way until nothing changes."""
-    users: dict[Edge, list[int]] = {}
-    for idx, work in enumerate(works):
-        for edge in work.wants:
-            users.setdefault(edge, []).append(idx)
-    shared = {edge: own for edge, own in users.items() if len(own) > 1}
-    meeting = [idx for idx, work in enumerate(works) if not shared.keys().isdisjoint(work.wants)]
     speeds = [1.0] * len(works)
-    for _ in range(_MOST_ROUNDS):
-        used = {
-            edge: sum(works[idx].wants[edge] * speeds[idx] for idx in own)
-            for edge, own in shared.items()
+    users: dict[Edge, list[tuple[int, float]]] = {}
+    for idx, work in enumerate(works):
+        for edge, want in work.wants.items():
+            users.setdefault(edge, []).append((idx, want))
+    shared = {edge: own for edge, own in users.items() if len(own) > 1}
+    least = {edge: 1.0 / len(own) for edge, own in shared.items()}
+    wanted = [
+        [(edge, want) for edge, want in work.wants.items() if edge in shared] for work in works
+    ]
+    for _ in range(_MOST_ROUNDS if shared else 0):
+        free = {
+            edge: 1.0 - sum(want * speeds[idx] for idx, want in own) for edge, own in shared.items()
         }
-        changes = 0.0
-        before = list(speeds)
-        for idx in meeting:
-            work = works[idx]
-            left = {
-                edge: max(1.0 - used[edge] + want * before[idx], 1.0 / len(shared[edge]))
-                for edge, want in work.wants.items() if edge in shared
-            }  # fmt: skip
-            speeds[idx] = (before[idx] + work.seconds / work.seconds_with(left)) / 2.0
-            changes = max(changes, abs(speeds[idx] - before[idx]))
-        if changes <= _SETTLED:
+        before = speeds
+        speeds = []
+        for work, own, speed in zip(works, wanted, before, strict=True):
+            left = {edge: max(free[edge] + want * speed, least[edge]) for edge, want in own}
+            speeds.append((speed + work.seconds / work.seconds_with(left)) / 2.0)
+        if max(abs(a - b) for a, b in zip(speeds, before, strict=True)) <= _SETTLED:
             break
     return speeds
