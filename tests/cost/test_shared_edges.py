@@ -39,19 +39,19 @@ def makespans(*pipelines: SharedPipeline) -> list[float]:
 def test_two_that_want_all_of_an_edge_take_turns() -> None:
     """Both at half speed until the short one has ended, after 2 x 3 s."""
     short, long = one_stage([work(3.0, wire=3.0)]), one_stage([work(5.0, wire=5.0)])
-    assert makespans(short, long) == pytest.approx([6.0, 8.0], rel=1e-5)
+    assert makespans(short, long) == pytest.approx([6.0, 8.0], rel=1e-4)
 
 
 def test_what_leaves_room_for_the_other_is_not_held_up() -> None:
     """70% of the wire are left by one that uses 30%: enough for one that wants 60%."""
     light, heavy = one_stage([work(10.0, wire=3.0)]), one_stage([work(10.0, wire=6.0)])
-    assert makespans(light, heavy) == pytest.approx([10.0, 10.0], rel=1e-5)
+    assert makespans(light, heavy) == pytest.approx([10.0, 10.0], rel=1e-4)
 
 
 def test_one_that_wants_more_than_is_left_waits() -> None:
     """80% are left for 9 s of bytes until the light one has ended at 10."""
     light, heavy = one_stage([work(10.0, wire=2.0)]), one_stage([work(9.0, wire=9.0)])
-    assert makespans(light, heavy) == pytest.approx([10.0, 11.0], rel=1e-5)
+    assert makespans(light, heavy) == pytest.approx([10.0, 11.0], rel=1e-4)
 
 
 def test_directions_are_edges_of_their_own() -> None:
@@ -61,7 +61,7 @@ def test_directions_are_edges_of_their_own() -> None:
 
 def test_three_share_evenly() -> None:
     three = [one_stage([work(2.0, wire=2.0)]) for _ in range(3)]
-    assert makespans(*three) == pytest.approx([6.0] * 3, rel=1e-5)
+    assert makespans(*three) == pytest.approx([6.0] * 3, rel=1e-4)
 
 
 def test_a_transfer_waits_for_the_ring_of_another_stage() -> None:
@@ -77,10 +77,10 @@ def test_a_transfer_waits_for_the_ring_of_another_stage() -> None:
     alone, beside = shared_times_s([moving])[0], shared_times_s([moving, ring])[0]
     assert alone.makespan_s == 1 + 2 + 1 + 1 + 2 + 1
     first, last = beside.start_s
-    assert first == pytest.approx((0.0, 9.0), rel=1e-5)
-    assert last == pytest.approx((5.0, 6.0), rel=1e-5)
-    assert beside.makespan_s == pytest.approx(10.0, rel=1e-5)
-    assert beside.busy_s == pytest.approx((2.0, 2.0), rel=1e-5)
+    assert first == pytest.approx((0.0, 9.0), rel=1e-4)
+    assert last == pytest.approx((5.0, 6.0), rel=1e-4)
+    assert beside.makespan_s == pytest.approx(10.0, rel=1e-4)
+    assert beside.busy_s == pytest.approx((2.0, 2.0), rel=1e-4)
 
 
 def drawn(draw: random.Random, *, with_edges: bool) -> SharedPipeline:
@@ -145,4 +145,4 @@ def test_sharing_is_never_faster_than_alone_nor_than_the_edge(seed: int) -> None
         for row in part
         for piece in row
     )
-    assert max(times.makespan_s for times in found) >= busy_s * (1 - 1e-5)
+    assert max(times.makespan_s for times in found) >= busy_s * (1 - 1e-4)

@@ -332,7 +332,7 @@ def test_a_port_that_everyone_uses_lengthens_the_step():  # type: ignore[no-unty
     waiting_s = 2 * (
         together_s(2 * dense_s + head_s, 2 * 6.4) + together_s(4 * dense_s + 2 * head_s, 2 * 19.2)
     )
-    assert slow.pipeline_s == pytest.approx(waiting_s, rel=1e-5)
+    assert slow.pipeline_s == pytest.approx(waiting_s, rel=1e-4)
     assert slow.edge_wait_s == close(slow.pipeline_s - alone.pipeline_s)
     assert slow.is_edge_bound
     assert slow.step_time_s >= max(slow.edge_seconds.values())
