@@ -20,6 +20,9 @@ from hexisolve.plan.tokens import chunk_shape
 _NUM_BUSIEST = 8
 _EDGE_BOUND = 1e-3
 _ROUNDING = 1.0 + 1e-12
+_MOVING = (2, 3, 5)
+"""Parts of a `Phase` in which bytes move: exchanges, ring, gathers."""
+_RING = 3
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,16 @@ class StageEvaluation:
     prices: tuple[StagePrice, ...]
     busy_s: float
 
+    @property
+    def edge_wait_s(self) -> float:
+        """Part of `busy_s` that is there because other stages use the same edges."""
+        operations_s = sum(self.forward_s) + sum(self.backward_s)
+        return self.busy_s - operations_s if self.busy_s > operations_s * _ROUNDING else 0.0
+
     def breakdown(self) -> Phase:
         """Seconds of the whole step by cause: dense, attention, exchanges, ring, overhead, gather.
 
-        The output projection counts as dense.
+        The output projection counts as dense. Waits for shared edges are spread over what moves.
         """
         parts = [0.0] * 6
         for price in self.prices:
@@ -58,6 +67,11 @@ class StageEvaluation:
                         parts[idx] += seconds
             parts[0] += price.head_forward_s + price.head_backward_s
             parts[5] += price.gather_forward_s + price.gather_backward_s
+        if self.edge_wait_s:
+            exposed_s = sum(parts[idx] for idx in _MOVING)
+            for idx in _MOVING:
+                share = parts[idx] / exposed_s if exposed_s else float(idx == _RING)
+                parts[idx] += share * self.edge_wait_s
         return Phase(*parts)
 
 
@@ -189,10 +203,8 @@ class Evaluation:
         for evaluation in self.stages:
             memory = self.stage_memory(evaluation.replica_idx, evaluation.stage_idx)
             stage = self.plan.layout.replicas[evaluation.replica_idx].stages[evaluation.stage_idx]
-            operations_s = sum(evaluation.forward_s) + sum(evaluation.backward_s)
             exchange_s = sum(price.exchange_s for price in evaluation.prices)
-            if evaluation.busy_s > operations_s * _ROUNDING:
-                exchange_s += evaluation.busy_s - operations_s
+            exchange_s += evaluation.edge_wait_s
             flop = self._useful_flop(evaluation.replica_idx, evaluation.stage_idx)
             for idx, rank in enumerate(stage.ranks):
                 device = cluster.device(rank.device)

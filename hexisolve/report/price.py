@@ -25,6 +25,7 @@ def price_document(evaluation: Evaluation) -> dict[str, Any]:
         "step_time_s": evaluation.step_time_s,
         "tokens_per_s": evaluation.tokens_per_s,
         "pipeline_s": evaluation.pipeline_s,
+        "edge_wait_s": evaluation.edge_wait_s,
         "synchronisation_s": evaluation.synchronisation_s,
         "optimizer_s": evaluation.optimizer_s,
         "bubble_share": evaluation.bubble_share,
@@ -139,10 +140,14 @@ def _step_table(evaluation: Evaluation) -> Table:
         ("gradients and weights", format_seconds(evaluation.synchronisation_s), ""),
         ("optimizer", format_seconds(evaluation.optimizer_s), ""),
     ]  # fmt: skip
+    if evaluation.is_edge_bound and evaluation.edge_wait_s > 0:
+        waiting = format_seconds(evaluation.edge_wait_s)
+        rows.insert(2, ("of the pipeline", waiting, "waits for links that stages share"))
     busiest = next(iter(evaluation.edge_seconds.items()), None)
     if busiest is not None and busiest[1] > 0:
         edge, seconds = busiest
-        bound = ", it sets the step time" if evaluation.is_edge_bound else ""
+        is_full = evaluation.is_edge_bound and not evaluation.edge_wait_s
+        bound = ", it sets the step time" if is_full else ""
         rows.append(
             ("busiest link", format_seconds(seconds),
              f"{edge[0]} -> {edge[1]}, busy {percent(seconds / step_s)} of the step{bound}")

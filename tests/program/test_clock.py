@@ -255,3 +255,6 @@ def test_stages_that_share_a_wire_cost_what_evaluate_says(
     assert flat_s > 1.1 * (evaluation.step_time_s - evaluation.edge_wait_s)
     assert flat_s == pytest.approx(evaluation.step_time_s, rel=0.05)
     assert simulate(instance, plan).step_time_s == pytest.approx(evaluation.step_time_s, rel=0.05)
+    for stage in evaluation.stages:
+        assert stage.edge_wait_s > 0
+        assert stage.breakdown().total_s == pytest.approx(stage.busy_s, rel=1e-9)
