@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,20 +68,34 @@ def chained_s(
     Each block is gathered while the one before it runs, and gradients of the block before are
     scattered in the same time. Adds the bytes of gathers and reduce-scatters to those of the edges.
     """
-    gathers = [collective(book, stage, block.gathered, "gather") for block in blocks]
-    again = [collective(book, stage, block.gathered_again, "gather") for block in blocks]
+    gathers = _collectives(book, stage, [block.gathered for block in blocks], "gather")
+    again = _collectives(book, stage, [block.gathered_again for block in blocks], "gather")
     scatters = nothing = [NO_EXCHANGE] * len(blocks)
     if stage.zero3_gradients == "chunk":
-        scatters = [collective(book, stage, block.reduced, "reduce_scatter") for block in blocks]
-    for exchange in gathers:
-        add_edges(forward_edges, exchange)
-    for exchange in (*again, *scatters):
-        add_edges(backward_edges, exchange)
+        reduced = [block.reduced for block in blocks]
+        scatters = _collectives(book, stage, reduced, "reduce_scatter")
+    _add_all(forward_edges, gathers)
+    _add_all(backward_edges, [*again, *scatters])
     forward, backward = [b.forward for b in blocks], [b.backward for b in reversed(blocks)]
     return (
         _pass_s(book, stage, forward, gathers, nothing),
         _pass_s(book, stage, backward, again[::-1], scatters[::-1]),
     )
+
+
+def _collectives(
+    book: PriceBook, stage: Stage, parameters: Sequence[int], kind: str
+) -> list[Exchange]:
+    """`collective` of every block; equal blocks ask once."""
+    known = {number: collective(book, stage, number, kind) for number in set(parameters)}
+    return [known[number] for number in parameters]
+
+
+def _add_all(total: dict[Edge, float], exchanges: Sequence[Exchange]) -> None:
+    """Add the bytes of exchanges, equal ones in one go."""
+    counts = Counter(map(id, exchanges))
+    for exchange in {id(exchange): exchange for exchange in exchanges}.values():
+        add_edges(total, exchange, counts[id(exchange)])
 
 
 def _pass_s(
@@ -91,12 +106,18 @@ def _pass_s(
     scatters: Sequence[Exchange],
 ) -> float:
     """Seconds of passes in the order of execution."""
-    beside = zip([*gathers[1:], NO_EXCHANGE], [NO_EXCHANGE, *scatters[:-1]], strict=True)
+    beside = list(zip([*gathers[1:], NO_EXCHANGE], [NO_EXCHANGE, *scatters[:-1]], strict=True))
+    keys = [
+        (own.key, id(fetched), id(stored))
+        for own, (fetched, stored) in zip(passes, beside, strict=True)
+    ]
+    distinct = dict(zip(keys, zip(passes, beside, strict=True), strict=True))
+    shared = {key: _shared_s(book, stage, *both) for key, both in distinct.items()}
     return chain_s(
         [own.seconds for own in passes],
         [gather.seconds for gather in gathers],
         [scatter.seconds for scatter in scatters],
-        [_shared_s(book, stage, own, pair) for own, pair in zip(passes, beside, strict=True)],
+        [shared[key] for key in keys],
     )
 
 

@@ -176,17 +176,26 @@ def layer_works(
     book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape
 ) -> Iterator[LayerWork]:
     """The work of every layer of a stage; layers of one kind share one object."""
-    position = stage_idx if shape[1] is not None else -1
+    known: dict[int, LayerWork] = {}
     for idx in range(*stage.layers):
         kind = book.layer_kinds[idx]
-        key = ("layer", stage.ring, stage.ring_kind, position, shape, kind)
-        work: LayerWork | None = book.entries.get(key)
-        if work is None:
-            tokens = tokens_of(book, stage, stage_idx, shape)
-            rates = stage_rates(book.instance, stage)
-            work = layer_work(book, stage, tokens, book.kind_layers[kind], rates)
-            book.entries[key] = work
-        yield work
+        if kind not in known:
+            known[kind] = _layer_work(book, stage, stage_idx, shape, kind)
+        yield known[kind]
+
+
+def _layer_work(
+    book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape, kind: int
+) -> LayerWork:
+    position = stage_idx if shape[1] is not None else -1
+    key = ("layer", stage.ring, stage.ring_kind, position, shape, kind)
+    work: LayerWork | None = book.entries.get(key)
+    if work is None:
+        tokens = tokens_of(book, stage, stage_idx, shape)
+        rates = stage_rates(book.instance, stage)
+        work = layer_work(book, stage, tokens, book.kind_layers[kind], rates)
+        book.entries[key] = work
+    return work
 
 
 def _price(
@@ -257,8 +266,8 @@ def _price(
 def _per_kind(
     book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape
 ) -> dict[int, LayerWork]:
-    kinds = [book.layer_kinds[idx] for idx in range(*stage.layers)]
-    return dict(zip(kinds, layer_works(book, stage, stage_idx, shape), strict=True))
+    kinds = {book.layer_kinds[idx] for idx in range(*stage.layers)}
+    return {kind: _layer_work(book, stage, stage_idx, shape, kind) for kind in sorted(kinds)}
 
 
 def _head_s(book: PriceBook, stage: Stage, stage_idx: int, shape: ChunkShape) -> list[float]:
