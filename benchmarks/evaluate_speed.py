@@ -28,16 +28,24 @@ from hexisolve.plan.plan import (
 from hexisolve.plan.schedule import one_f_one_b
 
 SETTINGS = (
-    ("local-mixed-4", "tiny-llama-3m", 2, 2, 1024, 4),
-    ("mixed-32", "llama-3.1-70b", 4, 8, 262_144, 8),
-    ("mixed-128", "llama-3.1-70b", 16, 8, 262_144, 8),
-    ("mixed-128", "llama-3.1-70b", 1, 8, 262_144, 8),
-    ("mixed-128", "llama-3.1-70b", 1, 64, 262_144, 8),
+    ("local-mixed-4", "tiny-llama-3m", 2, 2, False, 1024, 4),
+    ("mixed-32", "llama-3.1-70b", 4, 8, False, 262_144, 8),
+    ("mixed-32", "llama-3.1-70b", 4, 4, True, 65_536, 8),
+    ("mixed-128", "llama-3.1-70b", 16, 8, False, 262_144, 8),
+    ("mixed-128", "llama-3.1-70b", 16, 4, True, 65_536, 8),
+    ("mixed-128", "llama-3.1-70b", 1, 8, False, 262_144, 8),
+    ("mixed-128", "llama-3.1-70b", 1, 64, False, 262_144, 8),
 )
+"""Cluster, model, stages, size of head groups, whether stages share hosts, context, batch."""
 
 
-def even_plan(instance: Instance, num_stages: int, group_size: int, shift: int) -> Plan:
-    """Even stages of even head groups; `shift` moves tokens so that plans differ."""
+def even_plan(
+    instance: Instance, num_stages: int, group_size: int, shift: int, *, are_shared: bool = False
+) -> Plan:
+    """Even stages of even head groups; `shift` moves tokens so that plans differ.
+
+    With `are_shared` stages 2 p and 2 p + 1 each take half of the devices of both.
+    """
     model, workload = instance.model, instance.workload
     devices = [device.id for device in instance.cluster.devices]
     num_heads = model.layers[0].attention.num_q_heads
@@ -45,6 +53,13 @@ def even_plan(instance: Instance, num_stages: int, group_size: int, shift: int) 
     stages = []
     for p in range(num_stages):
         own = devices[p * per_stage : (p + 1) * per_stage]
+        if are_shared:
+            both = devices[(p - p % 2) * per_stage : (p - p % 2 + 2) * per_stage]
+            half, first_idx = per_stage // 2, p % 2 * (per_stage // 2)
+            own = [
+                *both[first_idx : first_idx + half],
+                *both[per_stage + first_idx : per_stage + first_idx + half],
+            ]
         groups = []
         for first in range(0, per_stage, group_size):
             members = own[first : first + group_size]
@@ -82,19 +97,25 @@ def best_ms(work: Callable[[int], object], repeats: int = 5) -> float:
 def main() -> None:
     """Print one row per setting."""
     logging.disable(logging.WARNING)
-    print("| cluster | model | stages | head group | new plan ms | known plan ms | check ms |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for cluster, name, num_stages, size, context, batch in SETTINGS:
+    print(
+        "| cluster | model | stages | head group | shared hosts "
+        "| new plan ms | known plan ms | check ms |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for cluster, name, num_stages, size, are_shared, context, batch in SETTINGS:
         workload = Workload(context_tokens=context, batch_sequences=batch)
         instance = Instance(Cluster.read(cluster), resolve_model(name), workload)
-        plans = [even_plan(instance, num_stages, size, shift) for shift in range(7)]
+        plans = [
+            even_plan(instance, num_stages, size, shift, are_shared=are_shared)
+            for shift in range(7)
+        ]
         evaluate(instance, plans[6])  # routes are searched once per cluster
         new_ms = best_ms(lambda idx, i=instance, p=plans: evaluate(i, p[idx]))
         known_ms = best_ms(lambda _, i=instance, p=plans: evaluate(i, p[0]))
         check_ms = best_ms(lambda idx, i=instance, p=plans: check_plan(i, p[idx]))
         print(
-            f"| {cluster} | {name} | {num_stages} | {size} | {new_ms:.2f} | {known_ms:.2f} "
-            f"| {check_ms:.2f} |"
+            f"| {cluster} | {name} | {num_stages} | {size} | {'yes' if are_shared else 'no'} "
+            f"| {new_ms:.2f} | {known_ms:.2f} | {check_ms:.2f} |"
         )
 
 
