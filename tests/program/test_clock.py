@@ -23,6 +23,7 @@ from hexisolve.program.played import Aside, Await, Join, Meet, Played, Post, Run
 from hexisolve.program.player import Player, StuckError
 from hexisolve.program.timeline import Timeline
 from hexisolve.solvers.baselines import baselines
+from hexisolve.solvers.solve import solve
 from tests.plan.plan_examples import (
     instance_of,
     model_of,
@@ -70,6 +71,17 @@ def test_baselines_lie_within_5_percent_of_evaluate(name: str) -> None:
     workload = Workload(context_tokens=65_536, batch_sequences=2)
     instance = Instance(resolve_cluster("mixed-16"), resolve_model("llama-2-13b"), workload)
     plan = baselines(instance, names=[name])[name].plan
+    assert plan is not None
+    timeline = simulate(instance, plan)
+    assert timeline.step_time_s == pytest.approx(evaluate(instance, plan).step_time_s, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["mixed-32", "mixed-32-fast"])
+def test_solver_plans_lie_within_5_percent_of_evaluate(cluster: str) -> None:
+    workload = Workload(context_tokens=65_536, batch_sequences=8)
+    instance = Instance(resolve_cluster(cluster), resolve_model("llama-3.1-70b"), workload)
+    plan = solve(instance, time_limit_s=10, relative_gap=0.01).plan
     assert plan is not None
     timeline = simulate(instance, plan)
     assert timeline.step_time_s == pytest.approx(evaluate(instance, plan).step_time_s, rel=0.05)
