@@ -1,0 +1,151 @@
+"""MathOpt of OR-Tools as a reader of linear models: SCIP, CP-SAT and HiGHS by one interface.
+
+Runs in a process of its own (`hexisolve.solvers.isolated`): the HiGHS inside OR-Tools prints to the
+standard output, and it does not bear another HiGHS beside it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hexisolve.errors import BackendError, BackendUnavailableError
+from hexisolve.formulation.linear_model import LinearModel
+from hexisolve.solvers.linear_solution import LinearSolution, Termination, checked_solution
+from hexisolve.solvers.scaled_model import scaled_model
+from hexisolve.solvers.whole_model import whole_model
+
+if TYPE_CHECKING:
+    from ortools.math_opt.python import mathopt
+
+logger = logging.getLogger(__name__)
+
+MATH_OPT_NAMES: Mapping[str, str] = {
+    "mathopt-gscip": "GSCIP",
+    "mathopt-cp-sat": "CP_SAT",
+    "mathopt-highs": "HIGHS",
+}
+"""MathOpt's names for a backend."""
+
+_LEAST_S = 0.01
+_ROUNDING = 1e-6  # of a bound that was computed in floating point
+_TERMINATIONS = {
+    "OPTIMAL": Termination.OPTIMAL,
+    "FEASIBLE": Termination.FEASIBLE,
+    "INFEASIBLE": Termination.INFEASIBLE,
+    "UNBOUNDED": Termination.UNBOUNDED,
+    "INFEASIBLE_OR_UNBOUNDED": Termination.UNBOUNDED,
+    "NO_SOLUTION_FOUND": Termination.UNKNOWN,
+}
+
+
+def solve_with_math_opt(
+    model: LinearModel,
+    *,
+    solver: str,
+    time_limit_s: float,
+    relative_gap: float = 0.0,
+    seed: int = 0,
+    start: Sequence[float] | None = None,
+) -> LinearSolution:
+    """Minimise a linear model with one thread of a solver that MathOpt calls.
+
+    Parameters
+    ----------
+    model
+        Any linear model; for CP-SAT one that can be counted in whole numbers.
+    solver
+        A key of `MATH_OPT_NAMES`.
+    time_limit_s
+        Seconds of wall clock.
+    relative_gap
+        Stop when bound and objective differ by no more than this share.
+    seed
+        Of the search; HiGHS takes none here.
+    start
+        Values of a known solution: what comes back is never worse.
+
+    Raises
+    ------
+    BackendUnavailableError
+        When ortools is not installed.
+    BackendError
+        When the solver fails, or what it calls optimal breaks the model.
+    """
+    try:
+        from ortools.math_opt.python import mathopt
+    except ImportError as error:
+        raise BackendUnavailableError("ortools is not installed: pip install ortools") from error
+    native_name = MATH_OPT_NAMES[solver]
+    read: Callable[[Sequence[float]], tuple[float, ...]]
+    hint: Sequence[float] | None = None
+    if native_name == "CP_SAT":
+        whole = whole_model(model)
+        read, unit, native_model = whole.values, whole.unit, whole.model
+        hint = None if start is None else whole.native_values(start)
+    else:
+        scaled = scaled_model(model)
+        read, unit, native_model = scaled.values, 0.0, scaled.model
+        hint = None if start is None else scaled.native_values(start)
+    problem, variables = _problem(native_model)
+    parameters = mathopt.SolveParameters(
+        time_limit=datetime.timedelta(seconds=max(time_limit_s, _LEAST_S)),
+        relative_gap_tolerance=relative_gap,
+    )
+    if native_name != "HIGHS":  # refuses both
+        parameters.threads = 1
+        parameters.random_seed = seed
+    hints = mathopt.ModelSolveParameters()
+    if hint is not None:
+        together = dict(zip(variables, map(float, hint), strict=True))
+        hints.solution_hints.append(mathopt.SolutionHint(variable_values=together))
+    kind = getattr(mathopt.SolverType, native_name)
+    try:
+        result = mathopt.solve(problem, kind, params=parameters, model_params=hints)
+    except (RuntimeError, ValueError) as error:
+        raise BackendError(f"{solver} failed", str(error)) from error
+    termination = _termination(solver, result)
+    values = None
+    if result.has_primal_feasible_solution():
+        values = read([float(value) for value in result.variable_values(variables)])
+    bound: float | None = float(result.termination.objective_bounds.dual_bound)
+    assert bound is not None
+    if not math.isfinite(bound):
+        bound = None
+    elif native_name == "CP_SAT":
+        bound = whole.bound(bound)
+    else:
+        bound = (bound - _ROUNDING * max(1.0, abs(bound))) * scaled.objective_unit
+    return checked_solution(model, LinearSolution(termination, values, bound, unit), solver, start)
+
+
+def _termination(solver: str, result: mathopt.SolveResult) -> Termination:
+    reason = result.termination.reason.name
+    logger.debug("%s: %s %s", solver, reason, result.termination.detail)
+    if reason not in _TERMINATIONS:
+        raise BackendError(f"{solver} failed: {result.termination.detail}", reason)
+    return _TERMINATIONS[reason]
+
+
+def _problem(model: LinearModel) -> tuple[mathopt.Model, list[Any]]:
+    from ortools.math_opt.python import mathopt
+
+    problem = mathopt.Model(name=model.name)
+    variables = [
+        problem.add_variable(lb=v.lower, ub=v.upper, is_integer=v.is_integer)
+        for v in model.variables
+    ]
+    for row in model.rows:
+        native = problem.add_linear_constraint(
+            lb=-math.inf if row.sense == "<=" else row.right,
+            ub=math.inf if row.sense == ">=" else row.right,
+        )
+        for index, factor in row.terms.items():
+            native.set_coefficient(variables[index], factor)
+    problem.objective.is_maximize = False
+    for index, factor in model.objective.items():
+        problem.objective.set_linear_coefficient(variables[index], factor)
+    return problem, variables
