@@ -7,17 +7,14 @@ what comes back is held against the exact rows.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hexisolve.errors import BackendError, BackendUnavailableError
 from hexisolve.formulation.linear_model import LinearModel
 from hexisolve.solvers.linear_solution import LinearSolution, Termination, checked_solution
-from hexisolve.solvers.whole_model import WholeModel, whole_model
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+from hexisolve.solvers.whole_model import whole_model
+from hexisolve.solvers.whole_solution import exact_solution
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +78,17 @@ def solve_with_cp_sat(
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.relative_gap_limit = relative_gap
-    status = solver.solve(native)
-    return checked_solution(
-        model, _read_back(whole, solver, int(status), variables), "CP-SAT", start
-    )
+    status = int(solver.solve(native))
+    name = solver.status_name(cp_model.CpSolverStatus(status))
+    logger.debug("CP-SAT: %s after %.2f s", name, solver.wall_time)
+    if status == cp_model.MODEL_INVALID:
+        raise BackendError("CP-SAT refuses the model", name)
+    termination = Termination(name.lower())
+    has_values = termination in (Termination.OPTIMAL, Termination.FEASIBLE)
+    values = [solver.value(variable) for variable in variables] if has_values else None
+    bound = solver.best_objective_bound
+    solution = exact_solution(whole, termination, values, bound, relative_gap)
+    return checked_solution(model, solution, "CP-SAT", start)
 
 
 def _sum(terms: Mapping[int, float], variables: list[Any]) -> Any:
@@ -93,24 +97,3 @@ def _sum(terms: Mapping[int, float], variables: list[Any]) -> Any:
     return cp_model.LinearExpr.weighted_sum(
         [variables[index] for index in terms], [int(factor) for factor in terms.values()]
     )
-
-
-def _read_back(
-    whole: WholeModel, solver: cp_model.CpSolver, status: int, variables: list[Any]
-) -> LinearSolution:
-    from ortools.sat.python import cp_model
-
-    name = solver.status_name(cp_model.CpSolverStatus(status))
-    logger.debug("CP-SAT: %s after %.2f s", name, solver.wall_time)
-    if status == cp_model.MODEL_INVALID:
-        raise BackendError("CP-SAT refuses the model", name)
-    if status == cp_model.INFEASIBLE:
-        return LinearSolution(Termination.INFEASIBLE, None, None, whole.unit)
-    bound = whole.bound(solver.best_objective_bound)
-    known = bound if math.isfinite(bound) else None
-    if status == cp_model.UNKNOWN:
-        return LinearSolution(Termination.UNKNOWN, None, known, whole.unit)
-    values = whole.values([solver.value(native) for native in variables])
-    proved = status == cp_model.OPTIMAL
-    termination = Termination.OPTIMAL if proved else Termination.FEASIBLE
-    return LinearSolution(termination, values, known, whole.unit)

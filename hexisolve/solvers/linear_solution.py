@@ -43,26 +43,19 @@ class LinearSolution:
     bound
         Proven lower bound on the objective; None when infeasible or unbounded, and when the
         library proves none: an unknown bound is never written as 0 or infinity.
-    unit
-        Step in which the library counted reals, 0 when it did not: a row with reals may be broken
-        by a few of them.
     """
 
     termination: Termination
     values: tuple[float, ...] | None
     bound: float | None
-    unit: float = 0.0
 
 
-def checked_values(
-    model: LinearModel, values: Sequence[float], unit: float = 0.0
-) -> tuple[tuple[float, ...], str]:
+def checked_values(model: LinearModel, values: Sequence[float]) -> tuple[tuple[float, ...], str]:
     """Values as the model means them, and the name of what they break: '' when nothing.
 
     Integers become whole, reals are moved into their bounds when they are out by no more than
     the tolerance. Activities are sums of exact fractions, so no rounding of ours hides a fault.
-    A row of integers must hold; a row with reals may be broken by 1e-6 of its largest term, and
-    by one unit per term where the library counted in units.
+    A row of integers must hold; a row with reals may be broken by 1e-6 of its largest term.
     """
     if len(values) != len(model.variables):
         return tuple(values), f"{len(values)} values for {len(model.variables)} variables"
@@ -74,15 +67,15 @@ def checked_values(
         if abs(own - value) > INTEGRALITY:
             return tuple(values), variable.name
         inside = min(max(own, variable.lower), variable.upper)
-        slack = 0.0 if variable.is_integer else max(_TOLERANCE * max(1.0, abs(inside)), 2 * unit)
+        slack = 0.0 if variable.is_integer else _TOLERANCE * max(1.0, abs(inside))
         if abs(inside - own) > slack:
             return tuple(values), variable.name
         kept.append(inside)
-    broken = next((row.name for row in model.rows if _is_broken(model, row, kept, unit)), "")
+    broken = next((row.name for row in model.rows if _is_broken(model, row, kept)), "")
     return tuple(kept), broken
 
 
-def _is_broken(model: LinearModel, row: Row, values: Sequence[float], unit: float) -> bool:
+def _is_broken(model: LinearModel, row: Row, values: Sequence[float]) -> bool:
     terms = [Fraction(factor) * Fraction(values[index]) for index, factor in row.terms.items()]
     right = Fraction(row.right)
     excess = sum(terms, start=Fraction(0)) - right
@@ -92,10 +85,17 @@ def _is_broken(model: LinearModel, row: Row, values: Sequence[float], unit: floa
         excess = abs(excess)
     has_real = any(not model.variables[index].is_integer for index in row.terms)
     size = max([*map(abs, terms), abs(right), Fraction(1)])
-    if not has_real:
-        return excess > Fraction(_EXACT) * size
-    counted = Fraction(unit) * (sum(1 for term in terms if term) + 3)
-    return excess > max(Fraction(_TOLERANCE) * size, counted)
+    return excess > Fraction(_TOLERANCE if has_real else _EXACT) * size
+
+
+def _least(model: LinearModel) -> float:
+    """The objective with every variable at its better bound."""
+    variables = model.variables
+    return sum(
+        min(factor * variables[index].lower, factor * variables[index].upper)
+        for index, factor in model.objective.items()
+        if factor
+    )
 
 
 def checked_solution(
@@ -119,13 +119,13 @@ def checked_solution(
     if termination in (Termination.INFEASIBLE, Termination.UNBOUNDED):
         if termination is Termination.INFEASIBLE and known is not None:
             raise BackendError(f"{backend} calls a model infeasible that has a solution")
-        return LinearSolution(termination, None, None, solution.unit)
+        return LinearSolution(termination, None, None)
     if values is None and termination is Termination.OPTIMAL:
         raise BackendError(f"{backend} speaks of an optimum and gives no values")
     if values is None:
         termination = Termination.UNKNOWN
     else:
-        values, broken = checked_values(model, values, solution.unit)
+        values, broken = checked_values(model, values)
         if broken and termination is Termination.OPTIMAL:
             raise BackendError(f"{backend}'s values break {broken!r}", termination.value)
         if broken:
@@ -140,9 +140,11 @@ def checked_solution(
             termination = Termination.FEASIBLE
     if values is not None and bound is not None:
         value = model.objective_value(values)
-        if bound > value + _TOLERANCE * max(1.0, abs(value)) + 3 * solution.unit:
+        if bound > value + _TOLERANCE * max(1.0, abs(value)):
             raise BackendError(
                 f"{backend} reports the bound {bound:g} above the solution {value:g}"
             )
         bound = min(bound, value)
-    return LinearSolution(termination, values, bound, solution.unit)
+    if bound is not None:
+        bound = max(bound, least_objective(model))
+    return LinearSolution(termination, values, bound)

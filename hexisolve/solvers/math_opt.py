@@ -9,14 +9,15 @@ from __future__ import annotations
 import datetime
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hexisolve.errors import BackendError, BackendUnavailableError
 from hexisolve.formulation.linear_model import LinearModel
 from hexisolve.solvers.linear_solution import LinearSolution, Termination, checked_solution
 from hexisolve.solvers.scaled_model import scaled_model
-from hexisolve.solvers.whole_model import whole_model
+from hexisolve.solvers.whole_model import MAX_ACTIVITY, whole_model
+from hexisolve.solvers.whole_solution import exact_solution
 
 if TYPE_CHECKING:
     from ortools.math_opt.python import mathopt
@@ -80,16 +81,12 @@ def solve_with_math_opt(
     except ImportError as error:
         raise BackendUnavailableError("ortools is not installed: pip install ortools") from error
     native_name = MATH_OPT_NAMES[solver]
-    read: Callable[[Sequence[float]], tuple[float, ...]]
+    whole = whole_model(model) if native_name == "CP_SAT" else None
+    scaled = scaled_model(model)
+    native_model = scaled.model if whole is None else whole.model
     hint: Sequence[float] | None = None
-    if native_name == "CP_SAT":
-        whole = whole_model(model)
-        read, unit, native_model = whole.values, whole.unit, whole.model
-        hint = None if start is None else whole.native_values(start)
-    else:
-        scaled = scaled_model(model)
-        read, unit, native_model = scaled.values, 0.0, scaled.model
-        hint = None if start is None else scaled.native_values(start)
+    if start is not None:
+        hint = (scaled if whole is None else whole).native_values(start)
     problem, variables = _problem(native_model)
     parameters = mathopt.SolveParameters(
         time_limit=datetime.timedelta(seconds=max(time_limit_s, _LEAST_S)),
@@ -98,6 +95,9 @@ def solve_with_math_opt(
     if native_name != "HIGHS":  # refuses both
         parameters.threads = 1
         parameters.random_seed = seed
+    if whole is not None:
+        # Beyond 1e7, the default, ranges of variables are cut off and "infeasible" may be wrong.
+        parameters.cp_sat.mip_max_bound = float(MAX_ACTIVITY)
     hints = mathopt.ModelSolveParameters()
     if hint is not None:
         together = dict(zip(variables, map(float, hint), strict=True))
@@ -110,16 +110,18 @@ def solve_with_math_opt(
     termination = _termination(solver, result)
     values = None
     if result.has_primal_feasible_solution():
-        values = read([float(value) for value in result.variable_values(variables)])
-    bound: float | None = float(result.termination.objective_bounds.dual_bound)
-    assert bound is not None
-    if not math.isfinite(bound):
-        bound = None
-    elif native_name == "CP_SAT":
-        bound = whole.bound(bound)
+        values = [float(value) for value in result.variable_values(variables)]
+    native_bound = float(result.termination.objective_bounds.dual_bound)
+    if whole is not None:
+        solution = exact_solution(whole, termination, values, native_bound, relative_gap)
     else:
-        bound = (bound - _ROUNDING * max(1.0, abs(bound))) * scaled.objective_unit
-    return checked_solution(model, LinearSolution(termination, values, bound, unit), solver, start)
+        bound = None
+        if math.isfinite(native_bound):
+            native_bound -= _ROUNDING * max(1.0, abs(native_bound))
+            bound = native_bound * scaled.objective_unit
+        found = None if values is None else scaled.values(values)
+        solution = LinearSolution(termination, found, bound)
+    return checked_solution(model, solution, solver, start)
 
 
 def _termination(solver: str, result: mathopt.SolveResult) -> Termination:

@@ -46,7 +46,6 @@ def solution_document(solution: LinearSolution) -> dict[str, Any]:
         "termination": solution.termination.value,
         "values": solution.values,
         "bound": solution.bound,
-        "unit": solution.unit,
     }
 
 
@@ -57,5 +56,4 @@ def solution_from_document(document: Document) -> LinearSolution:
         Termination(document["termination"]),
         None if values is None else tuple(values),
         document["bound"],
-        document["unit"],
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hexisolve.errors import BackendError, InstanceError
 from hexisolve.formulation.linear_model import LinearModel
@@ -34,7 +36,7 @@ def write_model(model: LinearModel, path: Path | str) -> None:
     """
     path = Path(path)
     request = {"model": model_document(model), "suffix": _suffix(path)}
-    text = _answer("write", request)["text"]
+    text: str = _answer("write", request)["text"]
     try:
         path.write_text(text, encoding="ascii")
     except OSError as error:
@@ -68,7 +70,7 @@ def _suffix(path: Path) -> str:
     return path.suffix.lower()
 
 
-def _answer(job: str, request: dict[str, object]) -> dict[str, object]:
+def _answer(job: str, request: Mapping[str, Any]) -> dict[str, Any]:
     answer = run_isolated(job, request, _LIMIT_S)
     if answer is None:
         raise BackendError(f"the file was not done within {_LIMIT_S:g} s")

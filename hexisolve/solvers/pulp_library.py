@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,25 +78,41 @@ def solve_with_pulp(
         When the solver fails, or what it calls optimal breaks the model.
     """
     scaled = scaled_model(model)
-    native = _native_solver(solver, max(time_limit_s, _LEAST_S), relative_gap, seed)
     problem, variables = _problem(scaled.model)
     begun = time.monotonic()
-    _call(solver, native, problem)
-    is_late = time.monotonic() - begun >= time_limit_s
-    solution = _read_back(scaled, solver, problem, variables, relative_gap, is_late)
-    return checked_solution(model, solution, solver, start)
+    is_trusted = True
+    try:
+        _call(solver, problem, time_limit_s, relative_gap, seed)
+    except BackendError:
+        left_s = begun + time_limit_s - time.monotonic()
+        if solver != "cbc" or left_s <= 0:
+            raise
+        # It crashes on some infeasible models; with preprocessing it says so.
+        is_trusted = False
+        _call(solver, problem, left_s, relative_gap, seed, preprocess="on")
+    in_time = solver == "highs" or time.monotonic() - begun < time_limit_s
+    solution = _read_back(scaled, solver, problem, variables, is_trusted and in_time)
+    proved = _proved_bound(scaled, solver, problem, solution, relative_gap) if is_trusted else None
+    return checked_solution(model, replace(solution, bound=proved), solver, start)
 
 
-def _native_solver(solver: str, time_limit_s: float, relative_gap: float, seed: int) -> Any:
+def _library() -> Any:
     try:
         import pulp
     except ImportError as error:
         raise BackendUnavailableError("pulp is not installed: pip install pulp") from error
+    return pulp
+
+
+def _native_solver(
+    solver: str, time_limit_s: float, relative_gap: float, seed: int, preprocess: str
+) -> Any:
+    pulp = _library()
     options: dict[str, Any] = {"msg": False, "timeLimit": time_limit_s, "gapRel": relative_gap}
     if solver == "cbc":
-        # Its integer preprocessing calls feasible models infeasible (tests/solvers/test_pulp_...).
+        # Its integer preprocessing calls feasible models infeasible, and worse solutions optimal.
         seeded = f"randomCbcSeed {seed % (2**31 - 2) + 1}"
-        options |= {"options": ["preprocess off", seeded], "logPath": _LOG}
+        options |= {"options": [f"preprocess {preprocess}", seeded], "logPath": _LOG}
     elif solver == "highs":
         options |= {"threads": 1, "random_seed": seed}
     for name in PULP_NAMES[solver]:
@@ -109,8 +126,7 @@ def _native_solver(solver: str, time_limit_s: float, relative_gap: float, seed: 
 
 
 def _problem(model: LinearModel) -> tuple[Any, list[Any]]:
-    import pulp
-
+    pulp = _library()
     problem = pulp.LpProblem("model", pulp.LpMinimize)
     variables = [
         pulp.LpVariable(
@@ -138,9 +154,18 @@ def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
-def _call(solver: str, native: Any, problem: Any) -> None:
-    import pulp
-
+def _call(
+    solver: str,
+    problem: Any,
+    time_limit_s: float,
+    relative_gap: float,
+    seed: int,
+    preprocess: str = "off",
+) -> None:
+    native = _native_solver(
+        solver, max(time_limit_s, _LEAST_S), relative_gap, seed, preprocess=preprocess
+    )
+    pulp = _library()
     try:
         problem.solve(native)
     except pulp.PulpError as error:
@@ -153,15 +178,10 @@ def _log_text() -> str:
 
 
 def _read_back(
-    scaled: ScaledModel,
-    solver: str,
-    problem: Any,
-    variables: list[Any],
-    relative_gap: float,
-    is_late: bool,
+    scaled: ScaledModel, solver: str, problem: Any, variables: list[Any], is_proof: bool
 ) -> LinearSolution:
-    import pulp
-
+    """What PuLP says, without a bound."""
+    pulp = _library()
     logger.debug("%s: status %s, solution %s", solver, problem.status, problem.sol_status)
     if problem.status == pulp.LpStatusInfeasible:
         # PuLP has one word for "infeasible" and for "infeasible or unbounded".
@@ -175,24 +195,30 @@ def _read_back(
         pulp.LpSolutionOptimal: Termination.OPTIMAL,
         pulp.LpSolutionIntegerFeasible: Termination.FEASIBLE,
     }.get(problem.sol_status, Termination.UNKNOWN)
-    if termination is Termination.OPTIMAL and is_late and solver != "highs":
+    if termination is Termination.UNKNOWN:
+        return LinearSolution(termination, None, None)
+    if termination is Termination.OPTIMAL and not is_proof:
         termination = Termination.FEASIBLE
     native = [
         variable.varValue if variable.varValue is not None else _nearest_zero(ours)
         for variable, ours in zip(variables, scaled.model.variables, strict=True)
     ]
-    values = None if termination is Termination.UNKNOWN else scaled.values(native)
-    proved = None
-    if termination is Termination.OPTIMAL:
-        value = scaled.model.objective_value(native)
-        proved = value - relative_gap * abs(value) / (1.0 - relative_gap) - _IMPROVEMENT
-    told = _told_bound(solver, problem)
-    known = [bound for bound in (proved, told) if bound is not None]
-    if not known:
-        return LinearSolution(termination, values, None)
-    bound = max(known)
-    bound -= _ROUNDING * max(1.0, abs(bound))
-    return LinearSolution(termination, values, bound * scaled.objective_unit)
+    return LinearSolution(termination, scaled.values(native), None)
+
+
+def _proved_bound(
+    scaled: ScaledModel, solver: str, problem: Any, solution: LinearSolution, relative_gap: float
+) -> float | None:
+    """The best bound that the solver told, or proved by calling its solution optimal."""
+    known = [_told_bound(solver, problem)]
+    if solution.termination is Termination.OPTIMAL and solution.values is not None:
+        value = scaled.model.objective_value(scaled.native_values(solution.values))
+        known.append(value - relative_gap * abs(value) / (1.0 - relative_gap) - _IMPROVEMENT)
+    bounds = [bound for bound in known if bound is not None]
+    if not bounds:
+        return None
+    bound = max(bounds)
+    return (bound - _ROUNDING * max(1.0, abs(bound))) * scaled.objective_unit
 
 
 def _nearest_zero(variable: Any) -> float:
