@@ -88,7 +88,7 @@ def _is_broken(model: LinearModel, row: Row, values: Sequence[float]) -> bool:
     return excess > Fraction(_TOLERANCE if has_real else _EXACT) * size
 
 
-def _least(model: LinearModel) -> float:
+def least_objective(model: LinearModel) -> float:
     """The objective with every variable at its better bound."""
     variables = model.variables
     return sum(
