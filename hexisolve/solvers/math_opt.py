@@ -105,7 +105,8 @@ def solve_with_math_opt(
     kind = getattr(mathopt.SolverType, native_name)
     try:
         result = mathopt.solve(problem, kind, params=parameters, model_params=hints)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, AttributeError) as error:
+        # AttributeError: MathOpt 9.15 stumbles over some errors of HiGHS that it translates.
         raise BackendError(f"{solver} failed", str(error)) from error
     termination = _termination(solver, result)
     values = None

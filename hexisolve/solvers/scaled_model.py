@@ -3,7 +3,7 @@
 Libraries of floating point stop at *absolute* distances: 1e-6 for a row, 1e-5 for CBC's next
 solution. Step times are milliseconds on one cluster and hours on another, so reals are counted in
 steps of a power of two (exact in floating point) of which the largest takes about 1,000, and an
-objective of small coefficients is multiplied alike.
+objective of small coefficients is multiplied alike; rows of bytes are divided.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ScaledModel:
 
 
 def scaled_model(model: LinearModel) -> ScaledModel:
-    """The same model in steps: reals divided by the unit, and rows with reals as well."""
+    """The same model in steps: reals divided by the unit, rows and objective brought near 1,000."""
     reals = [variable for variable in model.variables if not variable.is_integer]
     ranges = [abs(b) for v in reals for b in (v.lower, v.upper) if b and math.isfinite(b)]
     unit = _power_of_two(max(ranges) / _STEPS) if ranges else 1.0
@@ -92,5 +92,9 @@ def _terms(
 
 
 def _row(model: LinearModel, row: Row, unit: float) -> Row:
+    """The row in steps, its largest coefficient between 1 and about 1,000: bytes are far beyond."""
     terms, in_steps = _terms(model, dict(row.terms), unit)
-    return replace(row, terms=terms, right=row.right / unit) if in_steps else row
+    largest = max(map(abs, terms.values()), default=1.0)
+    step = _power_of_two(max(largest / _STEPS, 1.0) if largest >= 1.0 else largest)
+    right = row.right / unit if in_steps else row.right
+    return replace(row, terms={index: f / step for index, f in terms.items()}, right=right / step)
