@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hexisolve.errors import BackendError, InstanceError
 from hexisolve.formulation.linear_model import LinearModel
 from hexisolve.solvers.isolated import run_isolated
-from hexisolve.solvers.model_documents import model_document, model_from_document
+from hexisolve.solvers.model_documents import model_from_document
+from hexisolve.solvers.model_text import lp_text, mps_text
 
 SUFFIXES = (".mps", ".lp")
 _LIMIT_S = 600.0
@@ -31,12 +30,9 @@ def write_model(model: LinearModel, path: Path | str) -> None:
     ------
     InstanceError
         When the file ends otherwise or cannot be written.
-    BackendUnavailableError
-        When highspy, which writes the text, is not installed.
     """
     path = Path(path)
-    request = {"model": model_document(model), "suffix": _suffix(path)}
-    text: str = _answer("write", request)["text"]
+    text = mps_text(model) if _suffix(path) == ".mps" else lp_text(model)
     try:
         path.write_text(text, encoding="ascii")
     except OSError as error:
@@ -50,6 +46,8 @@ def read_model(path: Path | str) -> LinearModel:
     ------
     InstanceError
         When the file ends otherwise or cannot be read as text.
+    BackendUnavailableError
+        When highspy, which reads the text, is not installed.
     BackendError
         When it is no model of its format, or says what a linear model of ours cannot.
     """
@@ -59,7 +57,10 @@ def read_model(path: Path | str) -> LinearModel:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InstanceError.single("path", path, "cannot be read", str(error)) from error
-    return model_from_document(_answer("read", {"text": text, "suffix": suffix})["model"])
+    answer = run_isolated("read", {"text": text, "suffix": suffix}, _LIMIT_S)
+    if answer is None:
+        raise BackendError(f"the file was not read within {_LIMIT_S:g} s")
+    return model_from_document(answer["model"])
 
 
 def _suffix(path: Path) -> str:
@@ -68,10 +69,3 @@ def _suffix(path: Path) -> str:
             "path", path, "has no format", f"end the name in {' or '.join(SUFFIXES)}"
         )
     return path.suffix.lower()
-
-
-def _answer(job: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    answer = run_isolated(job, request, _LIMIT_S)
-    if answer is None:
-        raise BackendError(f"the file was not done within {_LIMIT_S:g} s")
-    return answer

@@ -38,12 +38,6 @@ def _solve(request: Document) -> dict[str, Any]:
     return solution_document(solution)
 
 
-def _write(request: Document) -> dict[str, Any]:
-    from hexisolve.solvers.highs_files import write_text
-
-    return {"text": write_text(model_from_document(request["model"]), request["suffix"])}
-
-
 def _read(request: Document) -> dict[str, Any]:
     from hexisolve.solvers.highs_files import read_text
 
@@ -52,7 +46,6 @@ def _read(request: Document) -> dict[str, Any]:
 
 JOBS: Mapping[str, Callable[[Document], dict[str, Any]]] = {
     "solve": _solve,
-    "write": _write,
     "read": _read,
 }
 """What the process can be asked for."""

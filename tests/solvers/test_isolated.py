@@ -157,7 +157,14 @@ def test_a_plan_is_not_lost_with_its_backend(
     assert ("was ended" if kind == "hang" else "goes on alone") in caplog.text
 
 
-@pytest.mark.parametrize("name", ["cbc", "highs", "mathopt-gscip"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cbc",
+        pytest.param("highs", marks=pytest.mark.slow),
+        pytest.param("mathopt-gscip", marks=pytest.mark.slow),
+    ],
+)
 def test_solve_proves_with_other_backends(name: str) -> None:
     by_dp = solve(problem(), backend="dp", time_limit_s=60, relative_gap=0.05)
     result = solve(problem(), backend=name, time_limit_s=60, relative_gap=0.05)
