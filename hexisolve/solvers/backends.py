@@ -1,8 +1,8 @@
 """Every solver of linear models by name: which are installed, and one way to ask any of them.
 
-`solve_linear` runs a backend in a process of its own and judges what it says: values are held
-against the exact rows, "infeasible" from a library whose word is not enough is confirmed by a
-second one, "unbounded" by a point that satisfies the rows.
+`solve_linear` runs a backend in a process of its own (CP-SAT on small models in ours) and judges
+what it says: values are held against the exact rows, "infeasible" from a library whose word is not
+enough is confirmed by a second one, "unbounded" by a point that satisfies the rows.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Backend:
         Modules or programs of which it needs one; none when empty.
     remedy
         How to install it.
-    runs_apart
-        Whether it runs in a process of its own.
+    most_here
+        Models of up to so many variables are solved in our process, larger ones in one of its own.
     is_trusted
         Whether its word "infeasible" is enough.
     """
@@ -56,7 +56,7 @@ class Backend:
     modules: tuple[str, ...]
     remedy: str
     programs: tuple[str, ...] = ()
-    runs_apart: bool = True
+    most_here: int = 0
     is_trusted: bool = True
 
     @property
@@ -85,8 +85,9 @@ def _math_opt(name: str) -> Backend:
 BACKENDS: Mapping[str, Backend] = {
     backend.name: backend
     for backend in (
-        # Many small programs are solved in less time than a process takes to start.
-        Backend("cp-sat", solve_with_cp_sat, ("ortools",), "pip install ortools", runs_apart=False),
+        # Small programs take less time than a process to start; on large ones CP-SAT's presolve
+        # was seen to pass its limit by more than 5 s.
+        Backend("cp-sat", solve_with_cp_sat, ("ortools",), "pip install ortools", most_here=2_000),
         _pulp("cbc", "pip install pulp", is_trusted=False),
         _pulp("highs", "pip install pulp highspy", "highspy"),
         _math_opt("mathopt-gscip"),
@@ -157,7 +158,7 @@ def solve_linear(
     backend
         A key of `BACKENDS`.
     time_limit_s
-        Seconds of wall clock; a backend with a process of its own is ended 5 s after it.
+        Seconds of wall clock; a backend in a process of its own is ended 5 s after it.
     relative_gap
         Stop when bound and objective differ by no more than this share.
     seed
@@ -197,7 +198,7 @@ def _ask(
     start: Sequence[float] | None,
 ) -> LinearSolution:
     left_s = max(deadline - time.monotonic(), 0.0)
-    if not BACKENDS[backend].runs_apart:
+    if len(model.variables) <= BACKENDS[backend].most_here:
         solution: LinearSolution = BACKENDS[backend].solve_here(
             model, time_limit_s=left_s, relative_gap=relative_gap, seed=seed, start=start
         )

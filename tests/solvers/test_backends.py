@@ -262,9 +262,7 @@ def test_infeasible_from_cbc_is_confirmed(
     def wrong(*_: object, **__: object) -> LinearSolution:
         return LinearSolution(says, None, None)
 
-    monkeypatch.setitem(
-        BACKENDS, "cbc", replace(BACKENDS["cbc"], solve_here=wrong, runs_apart=False)
-    )
+    monkeypatch.setitem(BACKENDS, "cbc", replace(BACKENDS["cbc"], solve_here=wrong, most_here=10))
     found = solve_linear(random_model(2), "cbc", time_limit_s=30)
     if says is Termination.UNKNOWN:
         assert found.termination is Termination.UNKNOWN
@@ -284,7 +282,7 @@ def test_unbounded_with_bounds_everywhere_is_a_contradiction(
         return LinearSolution(Termination.OPTIMAL, (5.0, 0.0), None)
 
     monkeypatch.setitem(
-        BACKENDS, "highs", replace(BACKENDS["highs"], solve_here=wrong, runs_apart=False)
+        BACKENDS, "highs", replace(BACKENDS["highs"], solve_here=wrong, most_here=10)
     )
     with pytest.raises(BackendError, match="all have bounds"):
         solve_linear(one_row(0.0, 9.0, 3.0), "highs", time_limit_s=30)
