@@ -7,6 +7,7 @@ what comes back is held against the exact rows.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ def solve_with_cp_sat(
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise BackendUnavailableError("ortools is not installed: pip install ortools") from error
+    begun = time.monotonic()
     whole = whole_model(model)
     native = cp_model.CpModel()
     variables = [
@@ -74,7 +76,8 @@ def solve_with_cp_sat(
         for value, variable in zip(whole.native_values(start), variables, strict=True):
             native.add_hint(variable, value)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+    left_s = begun + time_limit_s - time.monotonic()
+    solver.parameters.max_time_in_seconds = max(left_s, 0.01)
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.relative_gap_limit = relative_gap

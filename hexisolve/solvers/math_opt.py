@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,7 @@ def solve_with_math_opt(
         from ortools.math_opt.python import mathopt
     except ImportError as error:
         raise BackendUnavailableError("ortools is not installed: pip install ortools") from error
+    begun = time.monotonic()
     native_name = MATH_OPT_NAMES[solver]
     whole = whole_model(model) if native_name == "CP_SAT" else None
     scaled = scaled_model(model)
@@ -88,8 +90,9 @@ def solve_with_math_opt(
     if start is not None:
         hint = (scaled if whole is None else whole).native_values(start)
     problem, variables = _problem(native_model)
+    left_s = begun + time_limit_s - time.monotonic()
     parameters = mathopt.SolveParameters(
-        time_limit=datetime.timedelta(seconds=max(time_limit_s, _LEAST_S)),
+        time_limit=datetime.timedelta(seconds=max(left_s, _LEAST_S)),
         relative_gap_tolerance=relative_gap,
     )
     if native_name != "HIGHS":  # refuses both
@@ -134,21 +137,35 @@ def _termination(solver: str, result: mathopt.SolveResult) -> Termination:
 
 
 def _problem(model: LinearModel) -> tuple[mathopt.Model, list[Any]]:
+    """The model, by its protocol buffer: adding coefficients one by one takes seconds."""
+    from ortools.math_opt import model_pb2
     from ortools.math_opt.python import mathopt
 
-    problem = mathopt.Model(name=model.name)
-    variables = [
-        problem.add_variable(lb=v.lower, ub=v.upper, is_integer=v.is_integer)
-        for v in model.variables
-    ]
-    for row in model.rows:
-        native = problem.add_linear_constraint(
-            lb=-math.inf if row.sense == "<=" else row.right,
-            ub=math.inf if row.sense == ">=" else row.right,
+    document = model_pb2.ModelProto(name=model.name)
+    variables = document.variables
+    for variable in model.variables:
+        variables.ids.append(variable.index)
+        variables.lower_bounds.append(variable.lower)
+        variables.upper_bounds.append(variable.upper)
+        variables.integers.append(variable.is_integer)
+    objective = document.objective.linear_coefficients
+    for index, factor in sorted(model.objective.items()):
+        if factor:
+            objective.ids.append(index)
+            objective.values.append(factor)
+    matrix = document.linear_constraint_matrix
+    for number, row in enumerate(model.rows):
+        document.linear_constraints.ids.append(number)
+        document.linear_constraints.lower_bounds.append(
+            -math.inf if row.sense == "<=" else row.right
         )
-        for index, factor in row.terms.items():
-            native.set_coefficient(variables[index], factor)
-    problem.objective.is_maximize = False
-    for index, factor in model.objective.items():
-        problem.objective.set_linear_coefficient(variables[index], factor)
-    return problem, variables
+        document.linear_constraints.upper_bounds.append(
+            math.inf if row.sense == ">=" else row.right
+        )
+        for index, factor in sorted(row.terms.items()):
+            if factor:
+                matrix.row_ids.append(number)
+                matrix.column_ids.append(index)
+                matrix.coefficients.append(factor)
+    problem = mathopt.Model.from_model_proto(document)
+    return problem, [problem.get_variable(v.index) for v in model.variables]

@@ -37,6 +37,7 @@ PULP_NAMES: Mapping[str, tuple[str, ...]] = {
 
 _LOG = "solver.log"
 _LEAST_S = 0.01
+_HANDING_OVER = 2.0  # of the time to build a problem: writing its file, or adding row by row
 _IMPROVEMENT = 1e-5  # CBC looks for solutions that are better by at least this
 _PRINTED = 1e-3  # digits of the bound in CBC's log
 _ROUNDING = 1e-6  # of a bound that was computed in floating point
@@ -77,8 +78,12 @@ def solve_with_pulp(
     BackendError
         When the solver fails, or what it calls optimal breaks the model.
     """
+    begun = time.monotonic()
     scaled = scaled_model(model)
     problem, variables = _problem(scaled.model)
+    # PuLP hands the problem over inside of the call that the limit is for.
+    built_s = time.monotonic() - begun
+    time_limit_s -= (1.0 + _HANDING_OVER) * built_s
     begun = time.monotonic()
     is_trusted = True
     try:
@@ -90,7 +95,7 @@ def solve_with_pulp(
         # It crashes on some infeasible models; with preprocessing it says so.
         is_trusted = False
         _call(solver, problem, left_s, relative_gap, seed, preprocess="on")
-    in_time = solver == "highs" or time.monotonic() - begun < time_limit_s
+    in_time = solver == "highs" or time.monotonic() - begun < max(time_limit_s, _LEAST_S)
     solution = _read_back(scaled, solver, problem, variables, is_trusted and in_time)
     proved = _proved_bound(scaled, solver, problem, solution, relative_gap) if is_trusted else None
     return checked_solution(model, replace(solution, bound=proved), solver, start)
