@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -53,7 +54,8 @@ JOBS: Mapping[str, Callable[[Document], dict[str, Any]]] = {
 
 def main() -> None:
     """Answer one request."""
-    threading.Thread(target=_follow, args=(int(sys.argv[1]),), daemon=True).start()
+    folder = os.getcwd()
+    threading.Thread(target=_follow, args=(int(sys.argv[1]), folder), daemon=True).start()
     back = os.dup(1)
     os.dup2(2, 1)
     request = json.load(sys.stdin.buffer)
@@ -71,9 +73,10 @@ def main() -> None:
     os._exit(0)
 
 
-def _follow(caller: int) -> None:
-    """End with the caller: its end of the pipe closes when it dies."""
+def _follow(caller: int, folder: str) -> None:
+    """End with the caller, and clean up in its place: its end of the pipe closes when it dies."""
     os.read(caller, 1)
+    shutil.rmtree(folder, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -102,6 +102,8 @@ def test_the_start_outlives_a_library_that_was_ended(false_pulp: Path) -> None:
 def test_no_child_outlives_its_caller(ending: signal.Signals, tmp_path: Path) -> None:
     # Case 42: Ctrl-C leaves no child process, nor does any other end.
     (tmp_path / "pulp.py").write_text(HANG.format(folder=str(tmp_path)))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     caller = subprocess.Popen(
         [
             sys.executable,
@@ -111,7 +113,11 @@ def test_no_child_outlives_its_caller(ending: signal.Signals, tmp_path: Path) ->
             "solve_linear(random_model(2), 'cbc', time_limit_s=300)\n",
         ],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}",
+            "TMPDIR": str(scratch),
+        },
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -120,6 +126,7 @@ def test_no_child_outlives_its_caller(ending: signal.Signals, tmp_path: Path) ->
     caller.send_signal(ending)
     assert caller.wait(timeout=30) != 0
     assert_gone(pids)
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_crash_is_an_error_with_the_signal_and_the_last_words(false_pulp: Path) -> None:
