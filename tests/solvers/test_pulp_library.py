@@ -51,6 +51,21 @@ def test_the_model_cbc_calls_infeasible() -> None:
         assert found.values == (1, 1, 1, 0, 0)
 
 
+def test_the_model_of_which_cbc_calls_a_worse_solution_optimal() -> None:
+    # With preprocessing CBC 2.10.3 says 2100.
+    model = LinearModel("worse")
+    a, b, c, d, e, f = (model.add_variable(name, 0, 3 if name == "c" else 1) for name in "abcdef")
+    model.add_row("one", [(b, 1), (c, 9), (d, 6), (e, -5)], "<=", 19)
+    model.add_row("two", [(d, -2), (e, 1)], ">=", 0)
+    model.add_row("three", [(a, 4), (c, 5), (f, -7)], ">=", 3)
+    model.add_row("four", [(b, 9), (c, 4), (d, -3), (e, -5), (f, 1)], ">=", 5)
+    model.minimise([(a, 2400), (b, -300), (c, 1500), (d, 1800), (e, 2100)])
+    for solver in ("cbc", "highs"):
+        found = solve_with_pulp(model, solver=solver, time_limit_s=10)
+        assert found.values is not None
+        assert model.objective_value(found.values) == 1200
+
+
 def test_a_time_limit_is_no_optimum_and_the_bound_of_the_log_is_below(folder: Path) -> None:
     # Case 43; PuLP's own status is "Optimal" here.
     model = knapsack()
