@@ -54,7 +54,9 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--backend", metavar="NAME", default="cp-sat",
-        help="cp-sat: ask CP-SAT before the dynamic program; dp: only that; default %(default)s",
+        help="who is asked before the dynamic program: cp-sat, cbc, highs, mathopt-gscip,"
+        " mathopt-cp-sat, mathopt-highs, or where installed gurobi, cplex, xpress;"
+        " dp: nobody; default %(default)s",
     )  # fmt: skip
     group.add_argument("--stages", metavar="P", type=whole_number, help="exactly P pipeline stages")
     group.add_argument(

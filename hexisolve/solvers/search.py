@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from hexisolve.data.instance import Instance
-from hexisolve.errors import PlanError
+from hexisolve.errors import BackendError, PlanError
 from hexisolve.formulation.configuration_program import (
     build_configuration_program,
     count_places,
@@ -22,6 +23,7 @@ from hexisolve.formulation.units import MAX_SINGLE_DEVICES, connected_parts, dev
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import HeadGroup, Plan
+from hexisolve.solvers.backends import solve_linear
 from hexisolve.solvers.baselines import baselines
 from hexisolve.solvers.closing import Closer, can_close
 from hexisolve.solvers.diagnosis import diagnose
@@ -39,6 +41,8 @@ from hexisolve.solvers.polish import polish
 from hexisolve.solvers.real_stages import real_stages
 from hexisolve.solvers.result import Limit, Progress, Result, Status
 
+logger = logging.getLogger(__name__)
+
 _NUM_DRAFTS = 4
 _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
@@ -49,7 +53,7 @@ _LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
 _SHARPER = 0.02  # prices rise at least so before the optimum is looked for again
 _NEAR_ENOUGH = 0.003
 _WORTH = 1.03  # configurations of real stages up to so much above the best plan are drafted
-_PROGRAM_SHARE = 0.4  # of the time of a proof that CP-SAT may take
+_PROGRAM_SHARE = 0.4  # of the time of a proof that a backend may take
 _MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
 
 
@@ -367,7 +371,7 @@ class Search:
     def _prove(self, relaxed: RelaxedProblem, deadline: float, most_labels: int) -> None:
         """Bound from the relaxed problem, or proof that there is no plan."""
         cutoff = self.value_s if self.plan is not None else self._worst_s(relaxed)
-        if self.backend == "cp-sat" and not self._has_asked:
+        if self.backend != "dp" and not self._has_asked:
             self._has_asked = True
             now = time.monotonic()
             self._prove_by_program(relaxed, cutoff, now + _PROGRAM_SHARE * (deadline - now))
@@ -397,19 +401,22 @@ class Search:
         self._raise_bound(optimum.bound_s)
 
     def _prove_by_program(self, relaxed: RelaxedProblem, cutoff_s: float, deadline: float) -> None:
-        """The same with CP-SAT on the configuration program, while that is small."""
+        """The same with a backend on the configuration program, while that is small."""
         table = relaxed.table
         if not table.num_columns or count_places(table, cutoff_s) > _MAX_PLACES:
             return
-        from hexisolve.solvers.cp_sat import solve_with_cp_sat
-
         program = build_configuration_program(table, cutoff_s, self.num_stages)
-        solution = solve_with_cp_sat(
-            program.model,
-            time_limit_s=deadline - time.monotonic(),
-            relative_gap=self.relative_gap / 5,
-            seed=self.seed,
-        )
+        try:
+            solution = solve_linear(
+                program.model,
+                self.backend,
+                time_limit_s=deadline - time.monotonic(),
+                relative_gap=self.relative_gap / 5,
+                seed=self.seed,
+            )
+        except BackendError as error:
+            logger.warning("the dynamic program goes on alone: %s", error)
+            return
         if solution.values is not None:
             configuration = program.configuration(solution.values)
             self._met[configuration] = table.value_s(configuration)
@@ -418,10 +425,10 @@ class Search:
                 self._no_plan(relaxed)
             else:
                 self._raise_bound(cutoff_s)
-            self.proved_by = "cp-sat"
+            self.proved_by = self.backend
         elif solution.bound is not None:
             if solution.bound > self._part_bounds[self.part]:
-                self.proved_by = "cp-sat"
+                self.proved_by = self.backend
             self._raise_bound(solution.bound)
 
     def _no_plan(self, relaxed: RelaxedProblem) -> None:

@@ -2,8 +2,8 @@
 
 1. Relaxed prices of every stage column give a table (`hexisolve.formulation`).
 2. Real stages for promising columns, the dynamic program over them, and local moves give plans.
-3. An exact method proves how good the best plan is: the dynamic program, or CP-SAT on the
-   configuration program.
+3. An exact method proves how good the best plan is: the dynamic program, or CP-SAT or another
+   backend on the configuration program.
 4. Small instances are closed by enumerating the insides of stages (`hexisolve.solvers.closing`).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from hexisolve.data.instance import Instance
 from hexisolve.errors import InstanceError, PlanError
@@ -21,8 +21,11 @@ from hexisolve.solvers.result import Progress, Result, Status
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal["cp-sat", "dp"]
-BACKENDS: tuple[Backend, ...] = ("cp-sat", "dp")
+Backend = Literal[
+    "cp-sat", "dp", "cbc", "highs", "mathopt-gscip", "mathopt-cp-sat", "mathopt-highs",
+    "gurobi", "cplex", "xpress",
+]  # fmt: skip
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
 def solve(
@@ -48,14 +51,16 @@ def solve(
         Stop when ``(objective - bound) / objective`` is at most this.
     backend
         ``cp-sat``: CP-SAT is asked first, while its program is small, then the dynamic program,
-        whose rows are stronger; ``dp``: only that. Small instances end by enumeration.
+        whose rows are stronger; ``dp``: only that; any other name of
+        `hexisolve.solvers.backends.BACKENDS` in the place of CP-SAT. Small instances end by
+        enumeration.
     stages
         Exact number of pipeline stages; None for any.
     start
         A legal plan to start from. One outside the plan space may be below the bound; its own
         time is reported as the bound then, and says nothing about other plans outside.
     seed
-        Seed of CP-SAT; all else is deterministic. When no limit is met the plan is the same.
+        Seed of the backend; all else is deterministic. When no limit is met the plan is the same.
     on_progress
         Called at every improvement of plan or bound.
 
@@ -67,12 +72,17 @@ def solve(
     ------
     InstanceError
         When an argument is out of range or a device type lacks the dtype.
+    BackendUnavailableError
+        When the backend is not installed; says what to install.
     PlanError
         When `start` breaks a rule.
     """
+    from hexisolve.solvers.backends import require_backend
     from hexisolve.solvers.search import Search
 
     _check_arguments(instance, time_limit_s, relative_gap, backend, stages, seed)
+    if backend != "dp":
+        require_backend(backend)
     search = Search(
         instance,
         deadline=time.monotonic() + time_limit_s,

@@ -191,6 +191,22 @@ def test_an_unknown_backend_is_bad_input(answer) -> None:
     assert "abacus" in outcome.err
 
 
+def test_a_backend_that_is_not_installed_says_what_to_install(
+    answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexisolve.solvers.backends.find_spec", lambda module: None)
+    outcome = answer("--backend", "highs")
+    assert outcome.code == 2
+    assert "pip install pulp highspy" in outcome.err
+
+
+def test_help_lists_every_backend(shell) -> None:
+    from hexisolve.solvers.solve import BACKENDS
+
+    help_text = shell("solve", "--help").out
+    assert [name for name in BACKENDS if name not in help_text] == []
+
+
 def test_compare_is_one_table(shell, inputs: Path) -> None:
     outcome = shell("compare", inputs / "instance.yaml")
     assert outcome.code == 0

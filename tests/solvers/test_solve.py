@@ -12,7 +12,7 @@ from hexisolve.data.cluster import Cluster
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
-from hexisolve.errors import InstanceError, NoPlanError, PlanError
+from hexisolve.errors import BackendUnavailableError, InstanceError, NoPlanError, PlanError
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.solvers.result import Progress, Result, Status
@@ -229,12 +229,20 @@ def test_progress_never_goes_back() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("time_limit_s", 0), ("relative_gap", 1.5), ("backend", "cplex"), ("stages", 9)],
+    [("time_limit_s", 0), ("relative_gap", 1.5), ("backend", "abacus"), ("stages", 9)],
 )
 def test_bad_arguments_name_themselves(name: str, value: object) -> None:
     problem = instance(cluster([{}]))
     with pytest.raises(InstanceError, match=name):
         solve(problem, **{name: value})
+
+
+def test_a_backend_that_is_not_installed_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hexisolve.solvers.backends.find_spec", lambda module: None)
+    with pytest.raises(BackendUnavailableError, match="pip install pulp highspy"):
+        solve(instance(cluster([{}])), backend="highs")
 
 
 def test_works_from_a_folder_with_a_space_and_an_accent(tmp_path: Path) -> None:
