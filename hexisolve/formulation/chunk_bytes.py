@@ -28,7 +28,7 @@ from hexisolve.cost.memory import (
     usable_bytes,
 )
 from hexisolve.data.model_spec import LayerSpec
-from hexisolve.formulation.chunk_load import ChunkLoads, FloatArray, IntArray
+from hexisolve.formulation.chunk_load import ChunkLoads, IntArray
 from hexisolve.formulation.chunk_seconds import LADDER
 from hexisolve.plan.attention_traffic import num_kv_heads
 from hexisolve.plan.pieces import split_tokens
@@ -100,6 +100,14 @@ class StageBytes:
         ``[step, rank]`` K, V of a followed slice per token of the group, in layers that drop them.
     gradients_group
         ``[rank]`` dK, dV of a followed slice per token of the group, all layers.
+    layer_kept
+        Per policy, ``[own or group, rank]`` kept bytes per token of the layer that keeps most.
+    layer_kv
+        ``[rank]`` K, V of the layer that has most, per token of the group.
+    lay
+        From loads to bytes, by the published rule.
+    measure
+        From given ``(tokens, group_tokens, read_later, context)`` to bytes.
     """
 
     stage: Stage
@@ -109,7 +117,10 @@ class StageBytes:
     kept_group: IntArray
     kv_group: IntArray
     gradients_group: IntArray
+    layer_kept: dict[Policy, IntArray]
+    layer_kv: IntArray
     lay: Callable[[ChunkLoads], ChunkBytes]
+    measure: Callable[[IntArray, IntArray, IntArray, IntArray], ChunkBytes]
 
     def held(self, chunks: ChunkBytes, step: int) -> IntArray:
         """``[chunk, rank]`` bytes between F and B when every chunk takes `step` steps."""
@@ -203,6 +214,7 @@ def _coefficients(
         return result
 
     dropped: tuple[Policy, ...] = ("layer", "full")
+    lay, measure = _layer_out(book, stage, stage_idx, num_stages, kinds)
     return StageBytes(
         stage=stage,
         num_layers=len(layers),
@@ -213,7 +225,10 @@ def _coefficients(
         gradients_group=per_unit(
             lambda s, layer: prefix_gradient_bytes(s, layer, s.group_tokens, e_acc), True
         ).sum(axis=0),
-        lay=_layer_out(book, stage, stage_idx, num_stages, kinds),
+        layer_kept={p: np.stack([t.max(axis=0) for t in tables]) for p, tables in kept.items()},
+        layer_kv=kv.max(axis=0),
+        lay=lay,
+        measure=measure,
     )
 
 
@@ -226,15 +241,18 @@ def _unit(rank: object, layer: LayerSpec, of_group: bool) -> RankShare:
 
 def _layer_out(
     book: PriceBook, stage: Stage, stage_idx: int, num_stages: int, kinds: Sequence[LayerSpec]
-) -> Callable[[ChunkLoads], ChunkBytes]:
-    """The function from loads to `ChunkBytes`, its coefficients worked out once."""
+) -> tuple[
+    Callable[[ChunkLoads], ChunkBytes],
+    Callable[[IntArray, IntArray, IntArray, IntArray], ChunkBytes],
+]:
+    """`StageBytes.lay` and `StageBytes.measure`, their coefficients worked out once."""
     model, cost, e = book.instance.model, book.instance.cost, book.e
     hidden, e_acc, ranks = model.hidden_size, cost.accumulator_bytes, stage.ranks
     firsts = np.cumsum([0, *(len(group.ranks) for group in stage.ring)])[:-1]
     sizes = [len(group.ranks) for group in stage.ring]
     is_grouped = np.repeat(np.array(sizes) > 1, sizes)
 
-    def pair(count: Callable[[RankShare, LayerSpec], float], layer: LayerSpec) -> FloatArray:
+    def pair(count: Callable[[RankShare, LayerSpec], float], layer: LayerSpec) -> IntArray:
         """``[own or group, rank]`` bytes per token."""
         return np.array(
             [[int(count(_unit(rank, layer, own), layer)) for rank in ranks]
@@ -268,9 +286,13 @@ def _layer_out(
     def lay(loads: ChunkLoads) -> ChunkBytes:
         own = split_all(loads.tokens, weights)
         group = np.repeat(np.add.reduceat(own, firsts, axis=1), sizes, axis=1)
+        return measure(own, group, group * loads.is_followed[:, None], loads.context)
 
-        def at(pair: FloatArray) -> IntArray:
-            return pair[0] * own + pair[1] * group  # type: ignore[no-any-return]
+    def measure(
+        own: IntArray, group: IntArray, read_later: IntArray, context: IntArray
+    ) -> ChunkBytes:
+        def at(pair: IntArray) -> IntArray:
+            return np.asarray(pair[0] * own + pair[1] * group, dtype=np.int64)
 
         gradient = [np.maximum(at(m), at(a)) for m, a in zip(mlp, attention, strict=True)]
         transient = {
@@ -280,12 +302,12 @@ def _layer_out(
         working = is_grouped * _largest([at(x) for x in exchange]) + edge * own + fixed
         if len(sizes) > 1:
             # A block is 1/64 of the context, and four of them are on the way.
-            blocks = -(-loads.context // RING_BLOCKS)
+            blocks = -(-context // RING_BLOCKS)
             working = working + blocks[:, None] * around
         working = working + per_logit * np.minimum(own, tile)
-        return ChunkBytes(own, group, group * loads.is_followed[:, None], transient, working)
+        return ChunkBytes(own, group, read_later, transient, working)
 
-    return lay
+    return lay, measure
 
 
 def _largest(arrays: Sequence[IntArray]) -> IntArray:

@@ -136,7 +136,7 @@ def _pipeline_peaks(
 ) -> list[tuple[int, int, int, int, int]]:
     """(activations, kv, transient, buffers, logits) of every rank at its worst start of a B."""
     memories = chunk_memories(book, stage, stage_idx, num_stages, pipeline)
-    earlier = _earlier_slices(pipeline)
+    earlier = earlier_slices(pipeline)
     num_ranks = len(stage.ranks)
     kept, kv = [0] * num_ranks, [0] * num_ranks
     waiting: set[int] = set()  # chunks whose dK, dV are being summed
@@ -164,7 +164,7 @@ def _pipeline_peaks(
     return worst
 
 
-def _earlier_slices(pipeline: Pipeline) -> list[set[int]]:
+def earlier_slices(pipeline: Pipeline) -> list[set[int]]:
     """For every chunk, the chunks that hold earlier slices of its sequences."""
     holders: dict[int, list[tuple[int, int]]] = {}
     for idx, chunk in enumerate(pipeline.chunks):

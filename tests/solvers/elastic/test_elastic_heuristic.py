@@ -28,8 +28,7 @@ def test_whatever_comes_back_is_legal(seed: int) -> None:
     instance, layout = random_case(Random(seed))
     try:
         plan = heuristic_batch(instance, layout)
-    except NoPlanError as error:
-        assert "sequence" in str(error)
+    except NoPlanError:
         return
     assert check_plan(instance, plan) == []
     assert plan.layout == layout
