@@ -7,7 +7,7 @@ layers of a stage are of one kind and no weights are gathered; else they are no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -181,14 +181,18 @@ def replica_prices(
     again = {policy: np.zeros(size) for policy in RECOMPUTED}
     there, back = np.zeros((len(stages) - 1, size[1])), np.zeros((len(stages) - 1, size[1]))
     for p, stage in enumerate(stages):
+        # One layer of every kind stands for all of them.
+        kinds = {book.layer_kinds[idx]: idx for idx in range(*stage.layers)}
+        singles = [replace(stage, layers=(idx, idx + 1)) for idx in kinds.values()]
         for k, shape in enumerate(shapes):
             price = stage_price(book, stage, p, len(stages), shape, {"none": stage.num_layers})
             forward[p, k], backward[p, k] = price.forward_s, price.backward_s
-            works = {id(work): work for work in layer_works(book, stage, p, shape)}.values()
-            for policy in RECOMPUTED:
-                again[policy][p, k] = max(
-                    work.backward(policy).total_s - work.backward("none").total_s for work in works
-                )
+            for single in singles:
+                (work,) = layer_works(book, single, p, shape)
+                bare_s = work.backward("none").total_s
+                for policy in RECOMPUTED:
+                    more_s = work.backward(policy).total_s - bare_s
+                    again[policy][p, k] = max(again[policy][p, k], more_s)
             if p + 1 < len(stages):
                 both = boundary(book, stage, stages[p + 1], p, shape)
                 there[p, k], back[p, k] = both.forward.seconds, both.backward.seconds
@@ -266,24 +270,21 @@ def _add_memory(
         room = room - num_layers * kept["none"][live].sum(axis=0)
         if (room >= laid.transient[LADDER[-1]][own]).all():
             continue
-        saved = {c: kept["none"][live] - kept[c][live] for c in RECOMPUTED}
+        saved = np.stack([kept["none"][live] - kept[c][live] for c in RECOMPUTED], axis=1)
         steps = [
             laid.transient[dearer][own] - laid.transient[cheaper][own]
             for cheaper, dearer in zip(LADDER[:-1], RECOMPUTED, strict=True)
         ]
         room = room - laid.transient[LADDER[0]][own]
-        table = np.vstack([-room, *steps, *(-saved[c] for c in RECOMPUTED)])
-        for rank in _undominated(table):
+        saved = saved.reshape(-1, saved.shape[2])
+        counted = [_layers(program, Place(p, first + k), c) for k in live for c in RECOMPUTED]
+        for rank in _undominated(np.vstack([-room, *steps, -saved])):
             terms = [
                 (_present(program, Place(p, first + own), c), float(step[rank]) / _MIB)
                 for c, step in zip(RECOMPUTED, steps, strict=True)
                 if step[rank]
             ]
-            terms += [
-                (_layers(program, Place(p, first + k), c), -float(saved[c][at, rank]) / _MIB)
-                for at, k in enumerate(live)
-                for c in RECOMPUTED
-            ]
+            terms += zip(counted, (saved[:, rank] / -_MIB).tolist(), strict=True)
             name = f"memory[{p},B{first + own},{rank}]"
             program.model.add_row(name, terms, "<=", float(room[rank]) / _MIB)
 

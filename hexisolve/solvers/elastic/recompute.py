@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 from hexisolve.data.instance import Instance
 from hexisolve.errors import BackendError, PlanError
+from hexisolve.formulation.linear_model import without_integers
 from hexisolve.formulation.recompute_program import Place, RecomputeProgram, recompute_program
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
 from hexisolve.plan.plan import BatchPlan, Pipeline, Plan, Policy, ReplicaBatch
 from hexisolve.plan.price_book import price_book
+from hexisolve.solvers.elastic.rounding import rounded_counts
 from hexisolve.solvers.highs import solve_with_highs
 
 
@@ -92,7 +94,7 @@ def best_recompute(
         step_bound_s = max(known) + start.synchronisation_s + start.optimizer_s
     found = replace(plan, batch=BatchPlan(tuple(batches)))
     best, step_time_s = plan, start.step_time_s
-    if not check_plan(instance, found):
+    if found != plan and not check_plan(instance, found):
         price_s = evaluate(instance, found).step_time_s
         if price_s < step_time_s:
             best, step_time_s = found, price_s
@@ -107,12 +109,27 @@ def _solved(
         # Everything fits without recompute, which nothing beats.
         values = program.values_of(_nothing_again(program))
         return values, program.model.objective_value(values)
+    ends_at = time.monotonic() + limit_s
+    relaxed = solve_with_highs(without_integers(program.model), time_limit_s=limit_s, seed=seed)
+    if relaxed.values is not None:
+        rounded = rounded_counts(program, relaxed.values)
+        candidate = program.values_of(rounded) if rounded is not None else start
+        if program.model.objective_value(candidate) < program.model.objective_value(start):
+            start = candidate
+    start_s = program.model.objective_value(start)
+    if relaxed.bound is not None and start_s - relaxed.bound <= gap * start_s:
+        return start, relaxed.bound
     found = solve_with_highs(
-        program.model, time_limit_s=limit_s, relative_gap=gap, seed=seed, start=start
+        program.model,
+        time_limit_s=ends_at - time.monotonic(),
+        relative_gap=gap,
+        seed=seed,
+        start=start,
     )
     if found.bound is None and program.is_exact:
         raise BackendError("HiGHS finds no recompute where a legal plan was given", "infeasible")
-    return found.values or start, found.bound or 0.0
+    bound = max((b for b in (found.bound, relaxed.bound) if b is not None), default=0.0)
+    return found.values or start, bound
 
 
 def _nothing_again(program: RecomputeProgram) -> dict[Place, Mapping[Policy, int]]:

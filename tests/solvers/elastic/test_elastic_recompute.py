@@ -16,8 +16,9 @@ from hexisolve.data.constants import CostConstants
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
-from hexisolve.errors import PlanError
+from hexisolve.errors import NoPlanError, PlanError
 from hexisolve.formulation.chunk_seconds import LADDER
+from hexisolve.formulation.linear_model import without_integers
 from hexisolve.formulation.recompute_program import Place, recompute_program
 from hexisolve.plan.check import check_plan
 from hexisolve.plan.evaluate import evaluate
@@ -40,6 +41,7 @@ from hexisolve.plan.step_memory import stage_memory
 from hexisolve.solvers.elastic.heuristic import heuristic_batch
 from hexisolve.solvers.elastic.order import PACES, Pace, block_order
 from hexisolve.solvers.elastic.recompute import best_recompute
+from hexisolve.solvers.elastic.rounding import rounded_counts
 from hexisolve.solvers.highs import solve_with_highs
 from tests.solvers.elastic.elastic_cases import bundled, random_case, stage_per_host
 
@@ -222,6 +224,44 @@ def test_a_start_is_not_called_optimal() -> None:
     assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9))
+def test_rounded_layers_keep_every_row_and_cannot_be_given_back(seed: int) -> None:
+    case = _tight_case(seed)
+    if case is None:
+        return
+    instance, plan = case
+    pipelines = plan.batch.replicas[0].pipelines
+    program = recompute_program(price_book(instance), plan.layout, 0, pipelines)
+    relaxed = solve_with_highs(without_integers(program.model), time_limit_s=20)
+    assert relaxed.values is not None
+    assert relaxed.bound is not None
+    counts = rounded_counts(program, relaxed.values)
+    if counts is None:
+        return
+    values = program.values_of(counts)
+    assert program.model.broken_rows(values) == []
+    assert program.model.objective_value(values) >= relaxed.bound * (1 - 1e-9)
+    assert all(
+        sum(own.values()) == program.num_layers[place.stage_idx] for place, own in counts.items()
+    )
+    for place, _ in program.layers:
+        bare = {**counts, place: {"none": program.num_layers[place.stage_idx]}}
+        if bare[place] != counts[place]:
+            assert program.model.broken_rows(program.values_of(bare), 1e-12)
+
+
+def test_rounding_alone_is_near_the_bound_on_a_large_batch() -> None:
+    instance = bundled("mixed-32", "llama-2-13b", [196_608, 98_304, 98_304, *range(500, 9_500, 90)])
+    plan = heuristic_batch(instance, stage_per_host(instance))
+    result = best_recompute(instance, plan, relative_gap=0.005, time_limit_s=20)
+    assert check_plan(instance, result.plan) == []
+    assert result.gap is not None
+    assert 0.0 <= result.gap <= 0.005
+    counts = result.plan.batch.replicas[0].pipelines[0].recompute
+    assert any(set(own) - {"none"} for row in counts for own in row)
+
+
 def test_tight_cases_are_tight() -> None:
     cases = [case for seed in range(40) if (case := _tight_case(seed)) is not None]
     assert len(cases) > 25
@@ -236,8 +276,6 @@ def test_tight_cases_are_tight() -> None:
 @given(st.integers(0, 10**9))
 def test_random_layouts_stay_legal_and_never_get_slower(seed: int) -> None:
     instance, layout = random_case(Random(seed))
-    from hexisolve.errors import NoPlanError
-
     try:
         plan = heuristic_batch(instance, layout)
     except NoPlanError:
