@@ -62,6 +62,9 @@ def solve_with_highs(
         "output_flag": False, "threads": 1, "random_seed": seed,
         "time_limit": max(time_limit_s, 0.01), "mip_rel_gap": relative_gap,
     }  # fmt: skip
+    if not any(variable.is_integer for variable in model.variables):
+        # Devex weights: 0.2-0.4 s instead of 0.2-0.6 s on the relaxed recompute programs.
+        options["simplex_dual_edge_weight_strategy"] = 1
     for name, value in options.items():
         solver.setOptionValue(name, value)
     scale = _objective_scale(model)

@@ -150,28 +150,28 @@ def _search(
     worst: Misfit | None = None
     tried: set[Grain] = set()
 
-    def attempt(grain: Grain, paces: Sequence[Pace]) -> bool:
+    def attempt(grain: Grain, pace: Pace = "ahead") -> bool:
         """Whether the grain is the best so far."""
         nonlocal best, worst
-        before = best
         if grain in tried:
             return False
         tried.add(grain)
         priced = price_chunks(model, *_chunks(sequences, grain))
-        for pace in paces:
-            draft = draft_pipeline(model, priced, pace)
-            if isinstance(draft, Misfit):
-                if worst is None or draft.missing_bytes < worst.missing_bytes:
-                    worst = draft
-            elif best is None or draft.makespan_s < best[0].makespan_s:
-                best = (draft, grain, priced, pace)
-        return best is not before
+        draft = draft_pipeline(model, priced, pace)
+        if isinstance(draft, Misfit):
+            if worst is None or draft.missing_bytes < worst.missing_bytes:
+                worst = draft
+            return False
+        if best is not None and best[0].makespan_s <= draft.makespan_s:
+            return False
+        best = (draft, grain, priced, pace)
+        return True
 
     is_causal = model.instance.workload.attention == "causal"
     counts = tuple(num_slices) if num_slices is not None else _SLICES
     num_worse = 0
     for count in counts if is_causal else (1,):
-        is_better = attempt(Grain(count), ("ahead",))
+        is_better = attempt(Grain(count))
         num_worse = 0 if is_better or best is None else num_worse + 1
         if num_worse == _PATIENCE and num_slices is None:
             break
@@ -179,24 +179,26 @@ def _search(
         for heavier in _HEAVIER:
             if best is not None and best[1].num_slices > 2:
                 break
-            attempt(Grain(1, heavier), ("ahead",))
+            attempt(Grain(1, heavier))
     if best is None:
         for grain in list(tried):
             tried.discard(grain)
-            attempt(grain, ("late",))
+            attempt(grain, "late")
     if best is None:
         assert worst is not None
         return worst
     grain = best[1]
     for factor in _TOKEN_FACTORS:
-        attempt(grain._replace(token_factor=factor), ("ahead",))
+        attempt(grain._replace(token_factor=factor))
     if num_slices is None and is_causal:
         for count in _neighbours(grain.num_slices):
-            attempt(best[1]._replace(num_slices=count), ("ahead",))
-    _, grain, priced, _ = best
-    drafts = [draft_pipeline(model, priced, other, relax=True) for other in PACES]
-    fitting = [draft for draft in drafts if isinstance(draft, Draft)]
-    draft = min(fitting, key=lambda draft: draft.makespan_s)
+            attempt(best[1]._replace(num_slices=count))
+    _, grain, priced, pace = best
+    other = draft_pipeline(model, priced, PACES[1 - PACES.index(pace)])
+    if isinstance(other, Draft) and other.makespan_s < best[0].makespan_s:
+        pace = PACES[1 - PACES.index(pace)]
+    draft = draft_pipeline(model, priced, pace, relax=True)
+    assert isinstance(draft, Draft), "what fits with uniform recompute fits with less of it"
     logger.debug("grain %s: %d chunks, %.3f s", grain, len(draft.chunks), draft.makespan_s)
     return draft
 

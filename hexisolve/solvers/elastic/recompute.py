@@ -105,31 +105,31 @@ def _solved(
     program: RecomputeProgram, batch: ReplicaBatch, limit_s: float, gap: float, seed: int
 ) -> tuple[Sequence[float], float]:
     start = program.values_of(_counts(batch))
+    bare = program.values_of(_nothing_again(program))
     if not program.layers:
         # Everything fits without recompute, which nothing beats.
-        values = program.values_of(_nothing_again(program))
-        return values, program.model.objective_value(values)
+        return bare, program.model.objective_value(bare)
+    # Recompute only lengthens operations, whatever memory says.
+    bound_s = program.model.objective_value(bare)
     ends_at = time.monotonic() + limit_s
     relaxed = solve_with_highs(without_integers(program.model), time_limit_s=limit_s, seed=seed)
+    if relaxed.bound is not None:
+        bound_s = max(bound_s, relaxed.bound)
     if relaxed.values is not None:
         rounded = rounded_counts(program, relaxed.values)
         candidate = program.values_of(rounded) if rounded is not None else start
         if program.model.objective_value(candidate) < program.model.objective_value(start):
             start = candidate
     start_s = program.model.objective_value(start)
-    if relaxed.bound is not None and start_s - relaxed.bound <= gap * start_s:
-        return start, relaxed.bound
+    limit_s = ends_at - time.monotonic()
+    if start_s - bound_s <= gap * start_s or limit_s <= 0.0:
+        return start, bound_s
     found = solve_with_highs(
-        program.model,
-        time_limit_s=ends_at - time.monotonic(),
-        relative_gap=gap,
-        seed=seed,
-        start=start,
+        program.model, time_limit_s=limit_s, relative_gap=gap, seed=seed, start=start
     )
     if found.bound is None and program.is_exact:
         raise BackendError("HiGHS finds no recompute where a legal plan was given", "infeasible")
-    bound = max((b for b in (found.bound, relaxed.bound) if b is not None), default=0.0)
-    return found.values or start, bound
+    return found.values or start, max(found.bound or 0.0, bound_s)
 
 
 def _nothing_again(program: RecomputeProgram) -> dict[Place, Mapping[Policy, int]]:
