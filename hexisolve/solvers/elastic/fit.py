@@ -115,14 +115,18 @@ def relaxed_steps(stage: StageBytes, chunks: ChunkBytes, live: LiveChunks, step:
     tables = (stage.kept_tokens, stage.kept_group, stage.kv_group)
     dearer = [table[: step + 1] - table[step] for table in tables]
     transients = np.stack([stage.transient(chunks, s) for s in range(step + 1)])
-    for chunk in live.backward:
-        first, last = born[chunk], live.position[chunk]
+    one_back = stage.held(chunks, step - 1) - stage.held(chunks, step)
+    life = zip(live.backward.tolist(), born[live.backward].tolist(), strict=True)
+    for last, (chunk, first) in enumerate(life):
+        least = room[first : last + 1].min(axis=0)
+        if (one_back[chunk] > least).any():
+            continue
         more = (
             dearer[0] * chunks.tokens[chunk]
             + dearer[1] * chunks.group_tokens[chunk]
             + dearer[2] * chunks.read_later[chunk]
         )
-        fits = (more <= room[first : last + 1].min(axis=0)).all(axis=1)
+        fits = (more <= least).all(axis=1)
         change = transients[:, chunk] - transients[step, chunk]
         fits &= (more + change <= room[last]).all(axis=1)
         fewest = int(np.argmax(fits))

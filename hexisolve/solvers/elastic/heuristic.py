@@ -193,12 +193,11 @@ def _search(
     if num_slices is None and is_causal:
         for count in _neighbours(grain.num_slices):
             attempt(best[1]._replace(num_slices=count))
-    _, grain, priced, pace = best
-    other = draft_pipeline(model, priced, PACES[1 - PACES.index(pace)])
-    if isinstance(other, Draft) and other.makespan_s < best[0].makespan_s:
-        pace = PACES[1 - PACES.index(pace)]
-    draft = draft_pipeline(model, priced, pace, relax=True)
-    assert isinstance(draft, Draft), "what fits with uniform recompute fits with less of it"
+    # Fewer slices in flight pay only once single chunks take their recompute back.
+    _, grain, priced, _ = best
+    drafts = [draft_pipeline(model, priced, pace, relax=True) for pace in PACES]
+    fitting = [draft for draft in drafts if isinstance(draft, Draft)]
+    draft = min(fitting, key=lambda draft: draft.makespan_s)
     logger.debug("grain %s: %d chunks, %.3f s", grain, len(draft.chunks), draft.makespan_s)
     return draft
 

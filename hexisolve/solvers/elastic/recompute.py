@@ -98,6 +98,9 @@ def best_recompute(
         price_s = evaluate(instance, found).step_time_s
         if price_s < step_time_s:
             best, step_time_s = found, price_s
+    if step_bound_s is not None:
+        # The plan is there: a bound above it is rounding of the library.
+        step_bound_s = min(step_bound_s, step_time_s)
     return RecomputeResult(best, step_time_s, step_bound_s)
 
 
