@@ -80,7 +80,7 @@ def measure(
     # A planner that plans every iteration on one layout has measured it before.
     again = Instance(cluster, model, Workload(lengths=lengths))
     begun = time.process_time()
-    result = plan_batch(again, layout)
+    result = plan_batch(again, layout, time_limit_s=3.0)
     all_cpu_s = time.process_time() - begun
     evaluation = evaluate(again, result.plan)
     assert not check_plan(again, result.plan)

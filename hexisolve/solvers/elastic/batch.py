@@ -9,7 +9,7 @@ from hexisolve.data.instance import Instance
 from hexisolve.plan.plan import Layout, Plan
 from hexisolve.solvers.elastic.bound import batch_bound_s
 from hexisolve.solvers.elastic.heuristic import heuristic_batch
-from hexisolve.solvers.elastic.recompute import best_recompute
+from hexisolve.solvers.elastic.recompute import improved_recompute
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,7 @@ def plan_batch(
     begun = time.monotonic()
     plan = heuristic_batch(instance, layout)
     rule_wall_s = time.monotonic() - begun
-    improved = best_recompute(
-        instance, plan, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed
-    )
+    improved = improved_recompute(instance, plan, time_limit_s, relative_gap, seed)
     bound_s = batch_bound_s(instance, layout)
     return BatchResult(
         plan=improved.plan,
