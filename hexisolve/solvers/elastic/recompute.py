@@ -89,6 +89,11 @@ def improved_recompute(
     pipelines = [pipeline for batch in plan.batch.replicas for pipeline in batch.pipelines]
     if any(count for pipeline in pipelines for row in pipeline.offload for count in row):
         raise PlanError(["the plan offloads activations; the recompute program keeps all of them"])
+    rows = [row for pipeline in pipelines for row in pipeline.recompute]
+    if all(set(own) <= {"none"} for row in rows for own in row):
+        # Recompute only lengthens operations: nothing beats none where none fits.
+        best, step_time_s = _better(instance, plan, plan, is_exact=True)
+        return RecomputeResult(best, step_time_s, step_time_s)
     ends_at = time.monotonic() + time_limit_s
     book = price_book(instance)
     batches, bounds = [], []
