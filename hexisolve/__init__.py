@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hexisolve.runtime.launch import train
     from hexisolve.runtime.verify import verify_processes, verify_virtual
     from hexisolve.solvers.baselines import baselines
+    from hexisolve.solvers.elastic.planner import BatchPlanner
     from hexisolve.solvers.solve import solve
 
 __version__ = "0.1.0"
@@ -70,12 +71,14 @@ _NAME2MODULE = {
     "verify_processes": "runtime.verify",
     "verify_virtual": "runtime.verify",
     "baselines": "solvers.baselines",
+    "BatchPlanner": "solvers.elastic.planner",
     "solve": "solvers.solve",
 }
 
 __all__ = [
     "BackendError",
     "BackendUnavailableError",
+    "BatchPlanner",
     "Cluster",
     "CostConstants",
     "HexisolveError",

@@ -38,6 +38,7 @@ COMMANDS = {
     "show": "what was understood of a cluster, a model, an instance or a plan",
     "check": "every rule a plan breaks, in words",
     "simulate": "play the plan's programs on the modelled cluster",
+    "batch": "chunks, schedule and recompute of one batch of sequences on a plan's layout",
     "verify": "prove a plan's gradients against one device, in one process",
     "run": "train with a plan on local processes, or under torchrun",
     "demo": "solve, compare, run and verify a bundled mixed cluster",

@@ -143,13 +143,25 @@ def backward_transient_bytes(
     """
     again = kept_bytes("none", share, layer, hidden_size, e)
     again -= kept_bytes(policy, share, layer, hidden_size, e)
+    mlp = mlp_gradient_bytes(share, layer, hidden_size, e)
+    return again + max(mlp, attention_gradient_bytes(share, layer, hidden_size, e, e_acc))
+
+
+def mlp_gradient_bytes(share: RankShare, layer: LayerSpec, hidden_size: int, e: int) -> int:
+    """Two inner widths of the MLP and the residual, per token."""
+    return share.tokens * (2 * _inner_width(layer.mlp, hidden_size) + hidden_size) * e
+
+
+def attention_gradient_bytes(
+    share: RankShare, layer: LayerSpec, hidden_size: int, e: int, e_acc: int
+) -> int:
+    """The output's gradient in both layouts, the residual's; dQ, dK, dV in accumulators."""
     attention = layer.attention
-    mlp = share.tokens * (2 * _inner_width(layer.mlp, hidden_size) + hidden_size) * e
     outputs = share.tokens * (attention.num_q_heads * attention.v_head_dim + hidden_size) * e
     outputs += share.group_tokens * share.q_heads * attention.v_head_dim * e
     widths = attention.qk_head_dim + attention.v_head_dim
     accumulated = share.q_heads * attention.qk_head_dim + share.kv_heads * widths
-    return again + max(mlp, outputs + share.group_tokens * accumulated * e_acc)
+    return outputs + share.group_tokens * accumulated * e_acc
 
 
 def prefix_gradient_bytes(

@@ -6,7 +6,7 @@ Adapters in `hexisolve.solvers` read it; `LinearModel.broken_rows` checks what t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Sense = Literal["<=", ">=", "=="]
@@ -125,3 +125,9 @@ class LinearModel:
             kind = "integer" if v.is_integer else "real"
             lines.append(f"  {v.lower:g} <= {v.name} <= {v.upper:g} {kind}")
         return "\n".join(lines) + "\n"
+
+
+def without_integers(model: LinearModel) -> LinearModel:
+    """The linear relaxation: the same rows and bounds, every value counts."""
+    variables = [replace(variable, is_integer=False) for variable in model.variables]
+    return replace(model, name=f"{model.name}, relaxed", variables=variables)

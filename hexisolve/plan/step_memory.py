@@ -136,7 +136,7 @@ def _pipeline_peaks(
 ) -> list[tuple[int, int, int, int, int]]:
     """(activations, kv, transient, buffers, logits) of every rank at its worst start of a B."""
     memories = chunk_memories(book, stage, stage_idx, num_stages, pipeline)
-    earlier = _earlier_slices(pipeline)
+    earlier = earlier_slices(pipeline)
     num_ranks = len(stage.ranks)
     kept, kv = [0] * num_ranks, [0] * num_ranks
     waiting: set[int] = set()  # chunks whose dK, dV are being summed
@@ -164,7 +164,7 @@ def _pipeline_peaks(
     return worst
 
 
-def _earlier_slices(pipeline: Pipeline) -> list[set[int]]:
+def earlier_slices(pipeline: Pipeline) -> list[set[int]]:
     """For every chunk, the chunks that hold earlier slices of its sequences."""
     holders: dict[int, list[tuple[int, int]]] = {}
     for idx, chunk in enumerate(pipeline.chunks):
@@ -244,7 +244,7 @@ def _chunk_memory(
     hidden, e_acc = model.hidden_size, cost.accumulator_bytes
     tokens = tokens_of(book, stage, stage_idx, shape)
     layers = _counted(model.layers[slice(*stage.layers)], policies, offload)
-    gathered = _gathered_bytes(book, stage, stage_idx, num_stages)
+    gathered = gathered_bytes(book, stage, stage_idx, num_stages)
     context = max((part.stop for part in tokens.slices), default=0)
     is_last = stage_idx == num_stages - 1
     kept, offloaded, kv, kv_gradients, working = [], [], [], [], []
@@ -302,7 +302,7 @@ def _counted(
     return counts
 
 
-def _gathered_bytes(book: PriceBook, stage: Stage, stage_idx: int, num_stages: int) -> int:
+def gathered_bytes(book: PriceBook, stage: Stage, stage_idx: int, num_stages: int) -> int:
     """ZeRO-3: the block that runs and the next one, gathered; and a whole gradient per chunk."""
     if stage.zero != 3 or len(stage.ranks) < 2:
         return 0
