@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hexisolve.formulation.bundle_rows import BundledStage, BundledWork
+from hexisolve.formulation.bundle_rows import known_rows
+from hexisolve.formulation.bundled_work import BundledStage, BundledWork
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.small_program import Optimise, SmallProgram, least
 
@@ -60,7 +61,7 @@ class BundleProgram:
         self, work: BundledWork, stage: BundledStage, optimise: Optimise, target_s: float
     ) -> None:
         self.work, self.stage, self._optimise = work, stage, optimise
-        self._rows = rows = work.rows(stage)
+        self._rows = rows = known_rows(work, stage)
         self.names = names = rows.names
         hosts = self.hosts = rows.hosts
         groups = [number or 1 for number in stage.groups]
@@ -113,11 +114,11 @@ class BundleProgram:
         if self._block:
             _to_whole(low, high, self._block)
         _to_whole(few, many, self._head)
-        for least, most in ((low, high), (few, many)):
+        for bottom, top in ((low, high), (few, many)):
             for host in everyone:
-                if least[host] > most[host] + 1e-12:
+                if bottom[host] > top[host] + 1e-12:
                     return None
-                most[host] = max(least[host], most[host])
+                top[host] = max(bottom[host], top[host])
         return Box(tuple(low), tuple(high), tuple(few), tuple(many))
 
     def relaxation(self, box: Box, target_s: float, cost: FloatArray | None = None) -> Relaxation:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import LayerSpec
 from hexisolve.formulation.bundle_hosts import hosts_of, margins_of
-from hexisolve.formulation.bundle_rows import BundledWork, BundleRows, HostMemory
+from hexisolve.formulation.bundled_work import BundledWork, HostMemory
 from hexisolve.formulation.bundles import BundledLayer
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.relaxed_layer import ColumnShape
@@ -46,7 +47,7 @@ def bundled_work(
     mode: StateMode,
     weights: Mapping[Policy, float],
     memory: HostMemory | None = None,
-    known: dict[object, BundleRows] | None = None,
+    known: dict[object, Any] | None = None,
     forwards: float | None = None,
 ) -> BundledWork:
     """Layers of one kind and one length on a column; `weights` of each policy."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from hexisolve.formulation.bundle_hosts import Hosts
 from hexisolve.formulation.bundle_program import Box, BundleProgram
-from hexisolve.formulation.bundle_rows import Bundle, BundledStage, BundledWork
+from hexisolve.formulation.bundled_work import Bundle, BundledStage, BundledWork
 from hexisolve.formulation.pipeline_table import FloatArray, IntArray
 from hexisolve.formulation.small_program import Optimise
 
@@ -193,7 +193,7 @@ class BundledLayer:
         if len(stage.bundles) > 2 and stage.turn is None:
             stage = stage._replace(turn=tuple(range(len(stage.bundles))))
         shares = tuple((heads / num_heads).tolist())
-        # With whole heads the best tokens are a linear program; then all is chosen for whole blocks.
+        # With whole heads the best tokens are a linear program; the rest suits whole blocks.
         none, everything = (0.0,) * len(heads), (1.0,) * len(heads)
         best = self._program(stage).relaxation(Box(none, everything, shares, shares), np.inf)
         if best.point is None:

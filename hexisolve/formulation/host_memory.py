@@ -20,7 +20,7 @@ from hexisolve.cost.memory import (
     logits_bytes,
 )
 from hexisolve.data.instance import Instance
-from hexisolve.formulation.bundle_rows import HostMemory
+from hexisolve.formulation.bundled_work import HostMemory
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.relaxed_layer import ColumnShape
 from hexisolve.formulation.stage_memory_bound import (
@@ -143,7 +143,9 @@ def host_memory(
         needs = needs + item.boundary
     width, tile = 0, instance.cost.logits_tile_tokens
     if not stage.stages_after:
-        width = logits_bytes(longest, instance.model.vocab_size, instance.workload.element_bytes, longest)
+        width = logits_bytes(
+            longest, instance.model.vocab_size, instance.workload.element_bytes, longest
+        )
     return HostMemory(
         tuple(needs.tolist()), tuple(item.exchange.tolist()), room, float(width), tile / longest
     )

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hexisolve.data.instance import Instance
-from hexisolve.formulation.bundle_rows import BundleRows
 from hexisolve.formulation.bundled_column import bundled_work, launches_s
 from hexisolve.formulation.bundles import BundledLayer, Suggestion
 from hexisolve.formulation.host_memory import StagePlace, host_memory
@@ -56,7 +55,7 @@ class JointStage(NamedTuple):
     plain_s: FloatArray
     num_ends: int
     smallest_stage: int
-    known: dict[object, BundleRows]
+    known: dict[object, Any]
 
 
 def joint_layers_s(
@@ -85,8 +84,7 @@ def _cheapest_counts(
     """(seconds, layers of each policy) that pooled memory allows, cheapest first."""
     num_layers = stage.place.num_layers
     dearer = np.maximum(np.diff(stage.layer_s), 0.0)
-    again, full = np.meshgrid(np.arange(num_layers + 1), np.arange(num_layers + 1), indexing="ij")
-    again, full = again.ravel(), full.ravel()
+    again, full = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
     seconds = num_layers * stage.layer_s[0] + (again + full) * dearer[0] + full * dearer[1]
     seconds = seconds - stage.num_ends * max(float((stage.layer_s - stage.plain_s).max()), 0.0)
     order = np.argsort(seconds, kind="stable")
@@ -96,7 +94,13 @@ def _cheapest_counts(
             break
         counts = (num_layers - int(again[idx] + full[idx]), int(again[idx]), int(full[idx]))
         memory = host_memory(
-            instance, stage.column, stage.mode, stage.sizes, stage.place, stage.live_tokens, counts,
+            instance,
+            stage.column,
+            stage.mode,
+            stage.sizes,
+            stage.place,
+            stage.live_tokens,
+            counts,
             stage.smallest_stage,
         )
         if sum(memory.needs) <= memory.room.sum():
@@ -110,7 +114,13 @@ def _with_counts(
 ) -> tuple[float, list[Suggestion]]:  # fmt: skip
     """The bound for given numbers of layers."""
     memory = host_memory(
-        instance, stage.column, stage.mode, stage.sizes, stage.place, stage.live_tokens, counts,
+        instance,
+        stage.column,
+        stage.mode,
+        stage.sizes,
+        stage.place,
+        stage.live_tokens,
+        counts,
         stage.smallest_stage,
     )
     if (memory.room < 0).any():
@@ -129,7 +139,13 @@ def _with_counts(
     launch_s = plain_s + _launches_s(instance, beside)
     longest = max(instance.workload.sequence_lengths)
     work = bundled_work(
-        instance, instance.model.layers[0], longest, stage.column, stage.mode, weights, memory,
+        instance,
+        instance.model.layers[0],
+        longest,
+        stage.column,
+        stage.mode,
+        weights,
+        memory,
         stage.known,
     )
     num_blocks = -(-longest // instance.workload.block_tokens)

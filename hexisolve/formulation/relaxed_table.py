@@ -12,6 +12,7 @@ import numpy as np
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.arrangement import even_prices
 from hexisolve.formulation.bundles import Suggestion
+from hexisolve.formulation.column_bounds import beside, signature
 from hexisolve.formulation.host_memory import StagePlace
 from hexisolve.formulation.pipeline_table import (
     FloatArray,
@@ -22,7 +23,7 @@ from hexisolve.formulation.pipeline_table import (
 from hexisolve.formulation.relaxed_layer import ColumnShape, column_shape
 from hexisolve.formulation.small_program import Optimise
 from hexisolve.formulation.stage_memory_bound import StateMode, state_modes
-from hexisolve.formulation.stage_pricer import StagePricer, StagePrices, beside, signature
+from hexisolve.formulation.stage_pricer import StagePricer, StagePrices
 from hexisolve.formulation.units import UnitClass, devices_of, unit_classes
 
 _MAX_STAGES = 8
@@ -186,7 +187,7 @@ def sharpened(
         if (units, mode) in wanted and key not in changed:
             enough = (enough_s or {}).get(units)
             limit = None if enough is None else enough.layer_s[beside(mode)]
-            if pricer.sharpen(entry.shape, mode, optimise, deadline, limit, step):
+            if pricer.bounds.sharpen(entry.shape, mode, optimise, deadline, limit, step):
                 changed.add(key)
     if not changed:
         return None
@@ -232,10 +233,10 @@ def joined(
     found = dict[tuple[int, ...], list[Suggestion]]()
     for (units, mode, place), real_s in stages.items():
         shape = entries[units, mode].shape
-        enough = enough_s.get(units)
-        is_open = enough is not None and time.monotonic() < deadline
-        if is_open and pricer.sharpen_passes(shape, optimise, deadline, enough.pass_s):
-            passes.add(signature(shape))
+        if units in enough_s and time.monotonic() < deadline:
+            pass_s = enough_s[units].pass_s
+            if pricer.bounds.sharpen_passes(shape, optimise, deadline, pass_s):
+                passes.add(signature(shape))
         if time.monotonic() < deadline and entries[units, mode].prices.time_s[place] < real_s:
             is_raised, own = pricer.join(shape, mode, place, real_s, optimise, deadline)
             found.setdefault(units, []).extend(own)

@@ -1,8 +1,8 @@
 """Small linear programs over reals, solved by the hundred, and bounds that trust no solver.
 
 A solver is passed in as an `Optimise`; what it claims is used only through the multipliers of the
-rows: any multipliers give a valid bound (`proved_bound`), good ones a sharp one. Rounding inside the
-solver can therefore cost sharpness, never truth.
+rows: any multipliers give a valid bound (`proved_bound`), good ones a sharp one. Rounding inside
+the solver can therefore cost sharpness, never truth.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Optimise = Callable[[SmallProgram], Multipliers]
 
 
 def proved_bound(program: SmallProgram, multipliers: FloatArray, cost: FloatArray) -> float:
-    """Least of ``cost x`` by weak duality: ``y right + sum_j min over x_j of (cost - y rows)_j x_j``.
+    """Least of ``cost x`` by weak duality: ``y right + sum_j min of (cost - y rows)_j x_j``.
 
     Source: Neumaier and Shcherbina, Safe bounds in linear and mixed-integer linear programming,
     2004.
@@ -100,7 +100,9 @@ class Rows:
     def __init__(self) -> None:
         self._starts, self._columns, self._values = [0], list[int](), list[float]()
         self._right, self._is_equal = list[float](), list[bool]()
-        self._arrays: tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, BoolArray] | None = None
+        self._arrays: (
+            tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, BoolArray] | None
+        ) = None
 
     def __len__(self) -> int:
         return len(self._right)

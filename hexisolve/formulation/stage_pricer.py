@@ -10,20 +10,14 @@ import numpy as np
 
 from hexisolve.cost.flop import head_forward_flop
 from hexisolve.data.instance import Instance
-from hexisolve.formulation.bundle_rows import BundleRows
-from hexisolve.formulation.bundled_column import (
-    bundled_layer,
-    bundled_pass,
-    is_bundled,
-    launches_s,
-)
-from hexisolve.formulation.bundles import MAX_HOSTS, BundledLayer, Suggestion
+from hexisolve.formulation.bundles import Suggestion
+from hexisolve.formulation.column_bounds import ColumnBounds, signature
 from hexisolve.formulation.cuts import CutRates
 from hexisolve.formulation.host_memory import StagePlace
 from hexisolve.formulation.joint_recompute import JointStage, joint_layers_s
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.recompute_counts import best_counts
-from hexisolve.formulation.relaxed_layer import ColumnShape, least_layer_s, two_work_bound_s
+from hexisolve.formulation.relaxed_layer import ColumnShape, two_work_bound_s
 from hexisolve.formulation.small_program import Optimise
 from hexisolve.formulation.stage_memory_bound import (
     StateMode,
@@ -34,8 +28,8 @@ from hexisolve.formulation.stage_memory_bound import (
     usable_of,
 )
 from hexisolve.formulation.stage_sizes import StageSizes, chunk_lengths, stage_sizes
-from hexisolve.formulation.units import MAX_SINGLE_DEVICES, unit_classes
-from hexisolve.formulation.work import POLICIES, REPEATS, layer_load
+from hexisolve.formulation.units import unit_classes
+from hexisolve.formulation.work import layer_load
 
 
 class StagePrices(NamedTuple):
@@ -50,9 +44,6 @@ class StagePrices(NamedTuple):
 
 # (mode, sizes, first and last + 1 number of stages after) -> [length, j, place, layers].
 RecomputeSeconds = Callable[[StateMode, StageSizes, int, int], FloatArray]
-
-
-PLAIN = StateMode(0, "step")
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +78,6 @@ class _StageSeconds(NamedTuple):
     rest_s: FloatArray
 
 
-def beside(mode: StateMode) -> int:
-    """Number of what moves beside a layer: 0 nothing, 1 gathers, 2 gradient sums as well."""
-    return 0 if mode.zero != 3 else 1 + (mode.gradients == "chunk")
-
-
 class StagePricer:
     """Prices the columns of one instance."""
 
@@ -107,25 +93,20 @@ class StagePricer:
         self.smallest_stage = min(
             len(unit) for entry in unit_classes(instance.cluster) for unit in entry.units
         )
-        self.has_bundles = len(instance.cluster.devices) > MAX_SINGLE_DEVICES
-        self._bundled: dict[object, list[BundledLayer]] = {}
-        self._layer_s: dict[object, FloatArray] = {}
+        self.bounds = ColumnBounds(instance, self.lengths, self.kinds)
         # Least seconds of all layers of a stage, [j, place, layers], where they were bounded
         # jointly.
         self._joint_s: dict[object, FloatArray] = {}
-        self._pass_s: dict[object, FloatArray] = {}
-        self._passes: dict[object, list[BundledLayer]] = {}
-        self._known_rows: dict[object, dict[object, BundleRows]] = {}
 
     @property
     def is_simple(self) -> bool:
         """Whether one kind of layer and one length of chunks are all there is."""
-        return len(self.kinds) == 1 and len(self.lengths.tokens) == 1
+        return self.bounds.is_simple
 
-    def bundles_say_all(self, shape: ColumnShape) -> bool:
-        """Whether stages of the column are bounded by bundles of few hosts, memory included."""
-        is_known = self.is_simple and self.has_bundles and is_bundled(shape)
-        return is_known and len(shape.hosts) <= MAX_HOSTS
+    @property
+    def has_bundles(self) -> bool:
+        """Whether the cluster is large enough for the plan space of bundles."""
+        return self.bounds.has_bundles
 
     def entry_s(self, numbers: Sequence[int]) -> float:
         """Hidden states in, gradients out: all tokens of the shortest chunk cross the border.
@@ -162,107 +143,6 @@ class StagePricer:
                 seconds += count * self.instance.model.layers.count(kind) * own
         return seconds
 
-    def layer_s(self, shape: ColumnShape, mode: StateMode = PLAIN) -> FloatArray:
-        """``[length, kind, policy]`` least F + B seconds of a layer with gathers beside it."""
-        key = signature(shape)
-        known = self._layer_s.get((key, beside(mode)))
-        if known is None and mode != PLAIN:
-            return self.layer_s(shape)
-        if known is None:
-            cost = self.instance.cost
-            known = np.array(
-                [
-                    [
-                        [least_layer_s(load, policy, shape, cost, tokens) for policy in POLICIES]
-                        for load in (
-                            layer_load(self.instance, kind, tokens, shape.devices)
-                            for kind in self.kinds
-                        )
-                    ]
-                    for tokens in self.lengths.tokens
-                ]
-            )
-            self._layer_s[key, beside(PLAIN)] = known
-        return known
-
-    def sharpen_passes(
-        self, shape: ColumnShape, optimise: Optimise, deadline: float, enough_s: FloatArray
-    ) -> bool:
-        """The least F and B by bundles, up to `enough_s` as `pass_s` has them; whether they rise."""
-        if not self.bundles_say_all(shape):
-            return False
-        key, known = signature(shape), self.pass_s(shape)
-        if key not in self._passes:
-            self._passes[key] = [
-                bundled_pass(
-                    self.instance, self.kinds[0], self.lengths.tokens[0], shape, policy, optimise
-                )
-                for policy in (None, *POLICIES)
-            ]
-        bounds = []
-        for own, limit_s in zip(self._passes[key], enough_s.ravel().tolist(), strict=True):
-            own.expect(limit_s)
-            own.run(np.inf, deadline)
-            bounds.append(own.bound_s)
-        sharper = np.maximum(known, np.array(bounds).reshape(known.shape))
-        self._pass_s[key] = sharper
-        return bool((sharper > known * (1 + 1e-6)).any())
-
-    def bundled_layers(
-        self, shape: ColumnShape, mode: StateMode, optimise: Optimise
-    ) -> list[BundledLayer]:
-        """One for every length, kind and policy; none where bundles say nothing."""
-        if not self.has_bundles or not is_bundled(shape):
-            return []
-        key = (signature(shape), beside(mode))
-        if key not in self._bundled:
-            self._bundled[key] = [
-                bundled_layer(self.instance, kind, tokens, shape, mode, policy, optimise)
-                for tokens in self.lengths.tokens
-                for kind in self.kinds
-                for policy in POLICIES
-            ]
-        return self._bundled[key]
-
-    def sharpen(
-        self,
-        shape: ColumnShape,
-        mode: StateMode,
-        optimise: Optimise,
-        deadline: float = np.inf,
-        enough_s: FloatArray | None = None,
-        step: float = np.inf,
-    ) -> bool:
-        """Price layers by the bundles of the column's hosts as well (R8); False if that is done.
-
-        It costs far more than the other rows, so only columns that matter are sharpened, and each
-        time only by about `step` of its price. Prices above `enough_s`, ``[length, kind, policy]``,
-        are not asked for.
-        """
-        layers = self.bundled_layers(shape, mode, optimise)
-        if not layers:
-            return False
-        launches = launches_s(self.instance)
-        known = self.layer_s(shape, mode)
-        if enough_s is not None:
-            for layer, limit_s in zip(layers, (enough_s - launches).ravel().tolist(), strict=True):
-                layer.expect(limit_s)
-        pauses = ((known - launches).ravel() * (1.0 + step)).tolist()
-        # `full` last: few stages need it.
-        is_full = [number % len(POLICIES) == 2 for number in range(len(layers))]
-        for later in (False, True):
-            turn = [k for k, own in enumerate(is_full) if own == later and not layers[k].is_done]
-            for k in turn:
-                layers[k].run(pauses[k], deadline)
-            if turn and np.isfinite(step):
-                break
-        bounds = np.array([layer.bound_s for layer in layers]).reshape(known.shape)
-        sharper = np.maximum(known, bounds + launches)
-        if (sharper <= known * (1.0 + 1e-9)).all() and all(layer.is_done for layer in layers):
-            return False
-        self._layer_s[signature(shape), beside(mode)] = sharper
-        return True
-
     def join(
         self, shape: ColumnShape, mode: StateMode, place: StagePlace, real_s: float,
         optimise: Optimise, deadline: float = np.inf,
@@ -273,19 +153,20 @@ class StagePricer:
         takes there, is asked for. A stage with more layers, or more stages after it, takes as much
         and a layer more for each; stages without one after them have a head and stand alone.
         """
-        if not self.bundles_say_all(shape):
+        if not self.bounds.bundles_say_all(shape):
             return False, []
         j, number, num_layers = place
         sizes = self.sizes[j > 0]
         layers = self._relaxed_layers(shape, mode)
         work = self._work_s(shape, mode, sizes, j == 0, 0, layers)
         rest_s = float(work[1][number, num_layers])
-        layer_s, plain_s = layers.layer_s[0, 0], self.layer_s(shape)[0, 0]
+        layer_s, plain_s = layers.layer_s[0, 0], self.bounds.layer_s(shape)[0, 0]
         ends = (1 + (mode.gradients == "chunk")) * bool((layer_s > plain_s).any())
+        live_tokens = self.lengths.live_tokens[min(j, self.lengths.num_chunks - 1)]
         stage = JointStage(
-            shape, mode, sizes, place, self.lengths.live_tokens[min(j, self.lengths.num_chunks - 1)],
+            shape, mode, sizes, place, live_tokens,
             layer_s, plain_s, min(ends, num_layers), self.smallest_stage,
-            self._known_rows.setdefault((signature(shape), beside(mode)), {}),
+            self.bounds.rows(shape, mode),
         )  # fmt: skip
         enough_s = min(real_s - rest_s, 2.0 * num_layers * float(layer_s[2]))
         bound_s, found = joint_layers_s(self.instance, stage, optimise, enough_s, deadline)
@@ -336,30 +217,10 @@ class StagePricer:
         return result
 
     def _relaxed_layers(self, shape: ColumnShape, mode: StateMode) -> GivenLayers:
-        layer_s, plain_s = self.layer_s(shape, mode), self.layer_s(shape)
+        layer_s, plain_s = self.bounds.layer_s(shape, mode), self.bounds.layer_s(shape)
         only_s = (layer_s - plain_s)[:, :, 0].max(axis=1)
         times = 2.0 if mode.gradients == "chunk" else 1.0
         return GivenLayers(layer_s, times * only_s, only_s)
-
-    def pass_s(self, shape: ColumnShape) -> FloatArray:
-        """``[length, kind, 1 + policy]`` least F, and least B of every policy, each on its own."""
-        key = signature(shape)
-        if key not in self._pass_s:
-            values = np.empty((len(self.lengths.tokens), len(self.kinds), 1 + len(POLICIES)))
-            for length, tokens in enumerate(self.lengths.tokens):
-                for idx, kind in enumerate(self.kinds):
-                    load = layer_load(self.instance, kind, tokens, shape.devices)
-                    values[length, idx, 0] = two_work_bound_s(
-                        load.dense_s, load.attention_forward_s
-                    )
-                    for k, policy in enumerate(POLICIES):
-                        dense, attention, *_ = REPEATS[policy]
-                        values[length, idx, 1 + k] = two_work_bound_s(
-                            (2 + dense) * load.dense_s,
-                            load.attention_backward_s + attention * load.attention_forward_s,
-                        )
-            self._pass_s[key] = values
-        return self._pass_s[key]
 
     def _passes_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, start: int, stop: int,
@@ -377,7 +238,7 @@ class StagePricer:
                 backward += counts * layers.backward_s[-1, idx]
             again = extra[-1]
         else:
-            pass_s = self.pass_s(shape)
+            pass_s = self.bounds.pass_s(shape)
             for idx, counts in enumerate(sizes.kind_counts):
                 forward += counts * pass_s[-1, idx, 0]
                 backward += counts * pass_s[-1, idx, 1]
@@ -546,15 +407,3 @@ class StagePricer:
             received += self.instance.workload.element_bytes
         share = 1 - 1 / num_devices
         return seconds + sizes.parameters * share * received / shape.slowest_bytes_per_s
-
-
-def signature(shape: ColumnShape) -> object:
-    """Equal for columns whose layers have equal relaxed prices."""
-    order: dict[str, int] = {}
-    devices = tuple(
-        (order.setdefault(d.host, len(order)), d.dense_flop_per_s, d.attention_forward_flop_per_s,
-         d.attention_backward_flop_per_s, d.memory_bytes)
-        for d in shape.devices
-    )  # fmt: skip
-    cuts = tuple((c.inside, c.in_bytes_per_s, c.out_bytes_per_s) for c in shape.cuts)
-    return devices, cuts, shape.device_bytes_per_s

@@ -164,7 +164,7 @@ class Search:
     def _close_in(self, relaxed: RelaxedProblem) -> None:
         """Raise prices and arrange stages in turn where the relaxed optimum is."""
         self._first_bound(relaxed)
-        if self.is_closed or self.is_refuted:
+        if self._is_settled():
             return
         # Stages on one host are quickly arranged and carry many good plans.
         wanted = sorted(wanted_units(relaxed), key=lambda units: self._num_hosts(relaxed, units))
@@ -174,11 +174,11 @@ class Search:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
         while time.monotonic() < self.part_deadline - _LEAST_SEARCH_S:
             before = self.bound_s, self.value_s
-            relaxed = self._sharpen(relaxed, self._time_left(0.5))
-            if self.is_closed or self.is_refuted:
+            relaxed = self._sharpen(relaxed, self._time_left(0.6))
+            if self._is_settled():
                 return
             self._plans(relaxed, self._met_units(relaxed))
-            if self.is_closed:
+            if self._is_settled():
                 return
             if (self.bound_s, self.value_s) == before:
                 rest = self._next_units(relaxed, wanted)
@@ -187,6 +187,10 @@ class Search:
                 self._plans(relaxed, rest)
         if not self.is_closed:
             self._prove(relaxed, self.part_deadline, most_labels=2048)
+
+    def _is_settled(self) -> bool:
+        """Whether nothing is left to do in this part."""
+        return self.is_closed or self.is_refuted
 
     def _first_bound(self, relaxed: RelaxedProblem) -> None:
         """A bound and what it is made of: low cutoffs first, where little has to be looked at."""

@@ -51,7 +51,7 @@ class Sharpener:
 
     def arrange(self, pricer: StagePricer, shape: ColumnShape) -> Sequence[Arrangement]:
         """Real stages of a column: as its bounds suggest where there are bundles, else by moves."""
-        if pricer.bundles_say_all(shape):
+        if pricer.bounds.bundles_say_all(shape):
             return first_stages(pricer, shape, self.optimise)
         return real_stages(pricer, shape, time.monotonic() + _SUIT_S)
 

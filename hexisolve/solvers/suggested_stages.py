@@ -9,11 +9,12 @@ import numpy as np
 from hexisolve.formulation.arrangement import Arrangement, arrange
 from hexisolve.formulation.bundled_ring import bundled_ring
 from hexisolve.formulation.bundles import Suggestion
+from hexisolve.formulation.column_bounds import PLAIN, beside
 from hexisolve.formulation.relaxed_layer import ColumnShape
 from hexisolve.formulation.relaxed_table import RelaxedProblem
 from hexisolve.formulation.small_program import Optimise
 from hexisolve.formulation.stage_memory_bound import StateMode
-from hexisolve.formulation.stage_pricer import PLAIN, StagePricer, beside
+from hexisolve.formulation.stage_pricer import StagePricer
 from hexisolve.formulation.work import POLICIES
 from hexisolve.solvers.incumbent import PricedReal, RealPool, priced_stage
 
@@ -27,7 +28,7 @@ Units = tuple[int, ...]
 def first_stages(pricer: StagePricer, shape: ColumnShape, optimise: Optimise) -> list[Arrangement]:
     """The best of the first suggestions for every policy, and some that lean to memory."""
     every: list[Suggestion] = []
-    for layer in pricer.bundled_layers(shape, PLAIN, optimise):
+    for layer in pricer.bounds.bundled_layers(shape, PLAIN, optimise):
         every += layer.suggestions()[:_NUM_TRIED]
     if every:
         every += _leaning(pricer, shape, every[0])
@@ -95,7 +96,7 @@ def _faster(
     number = beside(mode)
     known = [real.column.stage.layer_s[number] for real in pool]
     found: list[Arrangement] = []
-    for place, layer in enumerate(pricer.bundled_layers(shape, mode, optimise)):
+    for place, layer in enumerate(pricer.bounds.bundled_layers(shape, mode, optimise)):
         length, rest = divmod(place, len(pricer.kinds) * len(POLICIES))
         kind, policy = divmod(rest, len(POLICIES))
         suggestions = layer.suggestions()[:_NUM_TRIED]
