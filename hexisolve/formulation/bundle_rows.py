@@ -384,14 +384,23 @@ class BundleRows:
             number = self.stage.groups[idx] or 1
             entries = number * (len(bundle) - 1) + self.has_ring
             enter = max(len(bundle), entries) / rate
-            absent = names.absent[idx] if self.has_ring else None
-            ring = [(absent, -load.ring_forward_bytes / rate)] if absent is not None else []
-            add([*forward, *ring], gather * enter)
+            passed = [*forward]
+            if self.has_ring:
+                passed.append((names.absent[idx], -load.ring_forward_bytes / rate))
+            ways: list[tuple[list[tuple[int, float]], float, Policy | None]] = [
+                (passed, gather * enter, None)
+            ]
             for policy, own in backward.items():
-                again = REPEATS[policy][4] * load.ring_forward_bytes
-                ring = [(absent, -(visiting + again) / rate)] if absent is not None else []
-                returned = self._returned(idx, returning / rate) if self.has_ring else []
-                add([*own, *ring, *returned], back * enter)
+                passed = [*own]
+                if self.has_ring:
+                    again = REPEATS[policy][4] * load.ring_forward_bytes
+                    passed.append((names.absent[idx], -(visiting + again) / rate))
+                    passed += self._returned(idx, returning / rate)
+                ways.append((passed, back * enter, policy))
+            for passed, seconds, policy_of in ways:
+                add(passed, seconds)
+                if len(bundle) == 1:
+                    self._entered(bundle[0], passed, seconds, policy_of)
         for host in range(len(self.hosts)):
             add(forward, gather / float(self.hosts.device_in[host]))
             for own in backward.values():
@@ -401,6 +410,45 @@ class BundleRows:
                 for policy, own in backward.items():
                     self._moved_through(port, host, own, policy)
 
+    def _entered(
+        self, host: int, passed: list[tuple[int, float]], seconds: float, policy: Policy | None
+    ) -> None:
+        """The hop into a host that has all heads goes on to its first device.
+
+        It comes from the last device of the host before. What moves waits, each for itself, for
+        the slowest edge on that way: the ring and gathers for the border of the host, all-to-all
+        for that of a device or of its part. Where heads are not even, nothing is said.
+        """
+        before = self.before(int(self.bundle_of[host]))
+        ends = [(host, True)]
+        if self.has_ring and before is not None and len(self.stage.bundles[before]) == 1:
+            ends.append((self.stage.bundles[before][0], False))
+        for end, is_entry in ends:
+            if self.work.load.query_heads % int(self.per_group[end]):
+                continue
+            for port in self._ports(end):
+                terms, constant = self._swapped(
+                    port, policy, port.rate if is_entry else port.rate_out
+                )
+                self.rows.add([*passed, *_less(terms)], seconds + constant)
+
+    def _swapped(self, port: _Port, policy: Policy | None, rate: float) -> tuple[Weights, float]:
+        """Seconds of all-to-all through a port in a pass, at least: terms and a constant.
+
+        Inwards; of a host that has all heads as much leaves.
+        """
+        qkv, output = self._bytes
+        # Forward brings others' q, K, V for the own heads, and outputs back to the own tokens.
+        into, out = qkv, output
+        if policy is not None:
+            _, _, before, after, _, _ = REPEATS[policy]
+            into, out = output + before * qkv, qkv + after * output
+        terms: Weights = {}
+        for num_bytes, shares in ((into, port.into), (out, port.out)):
+            for variable, share in shares.items():
+                terms[variable] = terms.get(variable, 0.0) + num_bytes * share / rate
+        return terms, (into * port.into_least + out * port.out_least) / rate
+
     def _moved_through(
         self, port: _Port, host: int, passed: list[tuple[int, float]], policy: Policy | None
     ) -> None:
@@ -408,18 +456,11 @@ class BundleRows:
         moved = self.work.moved[policy is not None]
         if port.is_host:
             moved *= self._entries(host) * port.rate / self._widest(host)
-        qkv, output = self._bytes
-        # Forward brings others' q, K, V for the own heads, and outputs back to the own tokens.
-        into, out = qkv, output
-        if policy is not None:
-            _, _, before, after, _, _ = REPEATS[policy]
-            into, out = output + before * qkv, qkv + after * output
         terms = self._heads_ring(port, host, self._ring_bytes(policy))
-        for num_bytes, shares in ((into, port.into), (out, port.out)):
-            for variable, share in shares.items():
-                terms[variable] = terms.get(variable, 0.0) + num_bytes * share / port.rate
-        constant = moved + into * port.into_least + out * port.out_least
-        self.rows.add([*passed, *_less(terms)], constant / port.rate)
+        swapped, constant = self._swapped(port, policy, port.rate)
+        for variable, seconds in swapped.items():
+            terms[variable] = terms.get(variable, 0.0) + seconds
+        self.rows.add([*passed, *_less(terms)], moved / port.rate + constant)
 
     def _entries(self, host: int) -> int:
         """How often a ring of all ranks enters a host of a bundle of several.
