@@ -82,10 +82,15 @@ class BundleProgram:
             for variable, seconds in rows.swap_terms(policy).items():
                 cost[variable] += weight * seconds
         self._products = np.array(rows.products, dtype=np.int64).reshape(-1, 3).T
+        if work.ends is not None:
+            policy, forwards, backwards = work.ends
+            plain_forward, plain_backward = names.plain
+            cost[[names.forward, plain_forward]] += -forwards, forwards
+            cost[[names.backward[policy], plain_backward]] += -backwards, backwards
         # Passes that keep the target keep it alone; of those that do not count any will do.
-        lightest = min(weight for weight in (total, *work.weights.values()) if weight > 0)
-        counts_all = total > 0 and all(work.weights.values())
-        high = np.full(names.count, target_s / lightest * (1.0 if counts_all else 100.0))
+        counted = cost[rows.costed]
+        most = target_s / max(float(counted[counted > 0].min()), 1e-9)
+        high = np.full(names.count, most * (1.0 if (counted > 0).all() else 100.0))
         high[: names.num_shares] = 1.0
         program = rows.rows.program(cost, np.zeros(names.count), high)
         values, right = program.values.copy(), program.right.copy()

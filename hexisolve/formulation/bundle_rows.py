@@ -65,7 +65,8 @@ class BundleRows:
     def __init__(self, work: BundledWork, stage: BundledStage) -> None:
         self.work, self.stage, self.rows = work, stage, Rows()
         hosts = self.hosts = work.any_hosts
-        self.names = Variables(len(hosts), stage.bundles, list(work.weights))
+        has_ends = work.ends is not None
+        self.names = Variables(len(hosts), stage.bundles, list(work.weights), has_ends)
         # Bundle of every host, groups of its bundle (0: open), whether it is alone there.
         self.bundle_of = np.zeros(len(hosts), dtype=np.int64)
         self.groups = np.zeros(len(hosts))
@@ -85,6 +86,7 @@ class BundleRows:
             (1.0 - work.margins.odd - own, float(number or 1))
             for own, number in zip(slack, stage.groups, strict=True)
         ]
+        self._known_ports: dict[int, list[_Port]] = {}
         self._shares()
         self._memory()
         self._compute()
@@ -119,9 +121,21 @@ class BundleRows:
         for product, one, other in self.products:
             for sign in (1.0, 1.0, -1.0, -1.0):
                 rows.add([(product, sign), (one, 1.0), (other, 1.0)])
-        self.costed = [names.forward, names.swap, names.swap_back, *names.backward.values()]
+        passes = [*self._forwards, *(backward for _, backward in self._backwards)]
+        self.costed = [*passes, names.swap, names.swap_back]
         self.cutoff_row = len(rows)
         rows.add([(variable, -1.0) for variable in self.costed])
+
+    @property
+    def _forwards(self) -> list[int]:
+        """Every forward, with and without what moves beside."""
+        return [self.names.forward, *self.names.plain[:1]]
+
+    @property
+    def _backwards(self) -> list[tuple[Policy, int]]:
+        """Every backward, with and without what moves beside."""
+        found, ends = list(self.names.backward.items()), self.work.ends
+        return found if ends is None else [*found, (ends.policy, self.names.plain[1])]
 
     @property
     def has_ring(self) -> bool:
@@ -219,8 +233,9 @@ class BundleRows:
                 )  # fmt: skip
         for idx, dense in enumerate(names.dense):
             add([(names.slowest_dense, 1.0), (dense, -1.0)])
-            add([(names.forward, 1.0), (dense, -1.0), (names.attention[idx], -1.0)])
-            for policy, backward in names.backward.items():
+            for forward in self._forwards:
+                add([(forward, 1.0), (dense, -1.0), (names.attention[idx], -1.0)])
+            for policy, backward in self._backwards:
                 times = 2.0 + REPEATS[policy][0]
                 attention = names.attention_back[policy][idx]
                 add([(backward, 1.0), (dense, -times), (attention, -1.0)])
@@ -243,11 +258,12 @@ class BundleRows:
                 add([(names.ring, 1.0), (absent, -load.ring_forward_bytes / rate)])
                 back = [(names.ring_back, 1.0), (absent, -visiting / rate)]
                 add([*back, *self._returned(idx, returning / rate)])
-        add([(names.forward, 1.0), (names.slowest_dense, -1.0), (names.ring, -1.0)])
-        for policy, backward in names.backward.items():
-            times, again = 2.0 + REPEATS[policy][0], REPEATS[policy][4]
-            add([(backward, 1.0), (names.slowest_dense, -times), (names.ring_back, -1.0),
-                 (names.ring, -float(again))])  # fmt: skip
+        for forward in self._forwards:
+            add([(forward, 1.0), (names.slowest_dense, -1.0), (names.ring, -1.0)])
+        for policy, backward in self._backwards:
+            times, again = 2.0 + REPEATS[policy][0], float(REPEATS[policy][4])
+            late = [(names.slowest_dense, -times), (names.ring_back, -1.0), (names.ring, -again)]
+            add([(backward, 1.0), *late])
 
     def _returned(self, bundle: int, factor: float) -> list[tuple[int, float]]:
         """DK and dV that enter a bundle: what the bundle before it misses."""
@@ -284,14 +300,20 @@ class BundleRows:
             if port.is_host:
                 continue
             terms = self._heads_ring(port, host, self._ring_bytes(None))
-            add([(names.forward, 1.0), (names.slowest_dense, -1.0), *_less(terms)])
-            for policy, backward in names.backward.items():
+            for forward in self._forwards:
+                add([(forward, 1.0), (names.slowest_dense, -1.0), *_less(terms)])
+            for policy, backward in self._backwards:
                 times = 2.0 + REPEATS[policy][0]
                 terms = self._heads_ring(port, host, self._ring_bytes(policy))
                 add([(backward, 1.0), (names.slowest_dense, -times), *_less(terms)])
 
     def _ports(self, host: int) -> list[_Port]:
         """The border of a host that shares its heads; of one device and of a part, groups known."""
+        if host not in self._known_ports:
+            self._known_ports[host] = self._find_ports(host)
+        return self._known_ports[host]
+
+    def _find_ports(self, host: int) -> list[_Port]:
         found, hosts, names = list[_Port](), self.hosts, self.names
         tokens, heads = names.tokens[host], names.heads[host]
         pairs, own = names.pairs[host], names.own[host]
@@ -488,7 +510,8 @@ def _less(terms: Weights) -> list[tuple[int, float]]:
 
 def known_rows(work: BundledWork, stage: BundledStage) -> BundleRows:
     """The rows of a stage, written once for works that differ in weights and memory only."""
-    key = (stage, tuple(work.weights), work.memory is None)
+    end = None if work.ends is None else work.ends.policy
+    key = (stage, tuple(work.weights), work.memory is None, end)
     if key not in work.known:
         work.known[key] = BundleRows(work, stage)
     rows: BundleRows = work.known[key]

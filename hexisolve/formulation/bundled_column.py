@@ -10,7 +10,7 @@ import numpy as np
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import LayerSpec
 from hexisolve.formulation.bundle_hosts import hosts_of, margins_of
-from hexisolve.formulation.bundled_work import BundledWork, HostMemory
+from hexisolve.formulation.bundled_work import BundledWork, Ends, HostMemory
 from hexisolve.formulation.bundles import BundledLayer
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.relaxed_layer import ColumnShape
@@ -49,6 +49,7 @@ def bundled_work(
     memory: HostMemory | None = None,
     known: dict[object, Any] | None = None,
     forwards: float | None = None,
+    ends: Ends | None = None,
 ) -> BundledWork:
     """Layers of one kind and one length on a column; `weights` of each policy."""
     load = layer_load(instance, kind, num_tokens, column.devices)
@@ -64,6 +65,7 @@ def bundled_work(
         moved=moved_bytes(instance, kind, mode, len(column.devices)),
         hop_s={policy: launch_s * (2 + REPEATS[policy][4]) for policy in weights},
         forwards=forwards,
+        ends=ends,
         memory=memory,
         known={} if known is None else known,
     )  # fmt: skip

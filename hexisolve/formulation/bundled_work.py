@@ -57,6 +57,14 @@ class HostMemory(NamedTuple):
     logits_tile: float = 0.0
 
 
+class Ends(NamedTuple):
+    """Layers at the ends of a stage, of one policy, with nothing beside them."""
+
+    policy: Policy
+    forwards: float
+    backwards: float
+
+
 @dataclass(frozen=True, eq=False)
 class BundledWork:
     """A mix of layers on a column: seconds count `weights` times under each policy.
@@ -77,6 +85,8 @@ class BundledWork:
         Bytes that enter every device beside forward and backward, around a ring of all devices.
     hop_s
         Launches of a hop of the ring, F and B, by policy.
+    ends
+        Policy, and how many forwards and backwards of it have nothing moving beside them.
     memory
         None: enough.
     known
@@ -90,6 +100,7 @@ class BundledWork:
     moved: tuple[float, float]
     hop_s: Mapping[Policy, float]
     forwards: float | None = None
+    ends: Ends | None = None
     memory: HostMemory | None = None
     known: dict[object, Any] = field(default_factory=dict)
 
@@ -111,7 +122,7 @@ class Variables:
 
     Parameters
     ----------
-    num_hosts, bundles, policies
+    num_hosts, bundles, policies, has_ends
         Sizes.
 
     Notes
@@ -130,7 +141,7 @@ class Variables:
     """
 
     def __init__(
-        self, num_hosts: int, bundles: Sequence[Bundle], policies: Sequence[Policy]
+        self, num_hosts: int, bundles: Sequence[Bundle], policies: Sequence[Policy], has_ends: bool
     ) -> None:
         numbers = itertools.count()
 
@@ -153,4 +164,6 @@ class Variables:
         self.swap, self.swap_back = take(2)
         self.backward = dict(zip(policies, take(len(policies)), strict=True))
         self.attention_back = {policy: take(num_bundles) for policy in policies}
+        # Passes at the ends, with nothing beside them.
+        self.plain = take(2) if has_ends else []  # forward and backward
         self.count = next(numbers)

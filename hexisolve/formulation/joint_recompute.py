@@ -15,6 +15,7 @@ import numpy as np
 
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.bundled_column import bundled_work, launches_s
+from hexisolve.formulation.bundled_work import Ends, HostMemory
 from hexisolve.formulation.bundles import BundledLayer, Suggestion
 from hexisolve.formulation.host_memory import StagePlace, host_memory
 from hexisolve.formulation.pipeline_table import FloatArray
@@ -23,6 +24,7 @@ from hexisolve.formulation.small_program import Optimise
 from hexisolve.formulation.stage_memory_bound import StateMode
 from hexisolve.formulation.stage_sizes import StageSizes
 from hexisolve.formulation.work import POLICIES
+from hexisolve.plan.plan import Policy
 
 
 class JointStage(NamedTuple):
@@ -125,29 +127,34 @@ def _with_counts(
     )
     if (memory.room < 0).any():
         return np.inf, []
-    # Layers at the ends may have nothing beside them. That helps least what is repeated most.
-    beside, ends = list(counts), stage.num_ends
-    for idx in (2, 1, 0):
-        fewer = min(beside[idx], ends)
-        beside[idx], ends = beside[idx] - fewer, ends - fewer
-    plain_s = stage.num_ends * float(stage.plain_s[0])
-    if not sum(beside):
-        return plain_s, []
-    weights = {
-        policy: float(count) for policy, count in zip(POLICIES, beside, strict=True) if count
-    }
-    launch_s = plain_s + _launches_s(instance, beside)
+    bound_s, found = enough_s, list[Suggestion]()
+    # Nobody knows which policy the layers at the ends have: that which makes them cheapest.
+    for policy, count in zip(POLICIES, counts, strict=True):
+        if count and bound_s > 0:
+            own = _with_ends(instance, stage, counts, policy, memory, optimise, enough_s, deadline)
+            bound_s, found = min(bound_s, own[0]), found or own[1]
+        if not stage.num_ends:
+            break
+    return bound_s, found
+
+
+def _with_ends(
+    instance: Instance, stage: JointStage, counts: tuple[int, int, int], policy: Policy,
+    memory: HostMemory, optimise: Optimise, enough_s: float, deadline: float,
+) -> tuple[float, list[Suggestion]]:  # fmt: skip
+    """The bound where the layers at the ends have a policy, as far as there are so many."""
+    weights = {own: float(count) for own, count in zip(POLICIES, counts, strict=True) if count}
+    num_ends = min(stage.num_ends, int(weights[policy]))
+    ends = Ends(policy, min(1.0, num_ends), float(num_ends)) if num_ends else None
+    # Ends that are left over may be any others: they count as little as a layer can.
+    others, launch_s = stage.num_ends - num_ends, _launches_s(instance, counts)
+    dearest = max(float((stage.layer_s - stage.plain_s).max()), 0.0)
+    launch_s -= others * dearest
     longest = max(instance.workload.sequence_lengths)
     work = bundled_work(
-        instance,
-        instance.model.layers[0],
-        longest,
-        stage.column,
-        stage.mode,
-        weights,
-        memory,
-        stage.known,
-    )
+        instance, instance.model.layers[0], longest, stage.column, stage.mode, weights, memory,
+        stage.known, ends=ends,
+    )  # fmt: skip
     num_blocks = -(-longest // instance.workload.block_tokens)
     layers = BundledLayer(work, optimise, enough_s - launch_s, num_blocks)
     found = layers.suggestions()

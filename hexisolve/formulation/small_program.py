@@ -108,30 +108,34 @@ class Rows:
         return len(self._right)
 
     def add(self, terms: Terms, least: float = 0.0, is_equal: bool = False) -> None:
-        """``sum of coefficient x variable >= least``, or equal to it.
-
-        Kept in units of the largest coefficient: HiGHS is told not to scale.
-        """
+        """``sum of coefficient x variable >= least``, or equal to it."""
         self._arrays = None
-        merged: dict[int, float] = {}
-        for variable, coefficient in terms:
-            merged[variable] = merged.get(variable, 0.0) + coefficient
-        size = max(map(abs, merged.values()), default=0.0) or 1.0
-        self._columns += merged.keys()
-        self._values += [value / size for value in merged.values()]
+        columns, values = zip(*terms, strict=True)
+        if len(set(columns)) < len(columns):
+            merged: dict[int, float] = {}
+            for variable, coefficient in zip(columns, values, strict=True):
+                merged[variable] = merged.get(variable, 0.0) + coefficient
+            columns, values = tuple(merged), tuple(merged.values())
+        self._columns += columns
+        self._values += values
         self._starts.append(len(self._columns))
-        self._right.append(least / size)
+        self._right.append(least)
         self._is_equal.append(is_equal)
 
     def program(self, cost: FloatArray, low: FloatArray, high: FloatArray) -> SmallProgram:
         """The rows with a cost and limits of the variables."""
         if self._arrays is None:
+            values, starts = np.array(self._values, dtype=float), np.array(self._starts)
+            row_of = np.repeat(np.arange(len(self)), np.diff(starts))
+            # In units of the largest coefficient: HiGHS is told not to scale.
+            sizes = np.maximum.reduceat(np.abs(values), starts[:-1])
+            sizes = np.where(sizes > 0, sizes, 1.0)
             self._arrays = (
-                np.array(self._starts, dtype=np.int32),
+                starts.astype(np.int32),
                 np.array(self._columns, dtype=np.int32),
-                np.repeat(np.arange(len(self)), np.diff(self._starts)),
-                np.array(self._values),
-                np.array(self._right),
+                row_of,
+                values / sizes[row_of],
+                np.array(self._right, dtype=float) / sizes,
                 np.array(self._is_equal),
             )
         return SmallProgram(cost, *self._arrays, low, high)

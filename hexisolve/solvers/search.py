@@ -41,6 +41,7 @@ _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 _QUICK_DEVICES = 32  # beyond, pricing all columns takes long
 _NUM_SIMPLE = 16
+_NUM_SHARPENED = 3  # relaxed configurations whose prices are raised at once
 _NUM_MET = 6  # relaxed configurations whose stages are arranged
 _CUTOFFS = (1.15, 1.5, 3.0, math.inf)  # times the bound, while there is no plan
 _BASELINE_S = 4.0  # left of the time before the first baseline is tried
@@ -174,7 +175,7 @@ class Search:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
         while time.monotonic() < self.part_deadline - _LEAST_SEARCH_S:
             before = self.bound_s, self.value_s
-            relaxed = self._sharpen(relaxed, self._time_left(0.6))
+            relaxed = self._sharpen(relaxed, self._time_left(0.75))
             if self._is_settled():
                 return
             self._plans(relaxed, self._met_units(relaxed))
@@ -210,8 +211,10 @@ class Search:
     def _sharpen(self, relaxed: RelaxedProblem, deadline: float) -> RelaxedProblem:
         """Close in from both sides until nothing more can be raised for the relaxed optimum."""
         while self._met and not (self.is_closed or self.is_refuted):
-            least = min(self._met, key=lambda configuration: self._met[configuration])
-            self._remembered.update(dict.fromkeys(relaxed.columns[c.column].units for c in least))
+            least = sorted(self._met, key=lambda configuration: self._met[configuration])
+            least = least[:_NUM_SHARPENED]
+            units = [relaxed.columns[choice.column].units for conf in least for choice in conf]
+            self._remembered.update(dict.fromkeys(units))
             # In slices: another column may become the one that matters.
             until = min(deadline, self.part_deadline - _LEAST_SEARCH_S)
             until = min(until, time.monotonic() + _LEAST_SEARCH_S)

@@ -56,9 +56,9 @@ class Sharpener:
         return real_stages(pricer, shape, time.monotonic() + _SUIT_S)
 
     def sharper(
-        self, relaxed: RelaxedProblem, least: Configuration, step: float, until: float
+        self, relaxed: RelaxedProblem, least: Sequence[Configuration], step: float, until: float
     ) -> RelaxedProblem | None:
-        """The problem with prices raised where the configuration uses them; None: none can be.
+        """The problem with prices raised where configurations use them; None: none can be.
 
         The same problem where time ran out before a price rose.
 
@@ -69,7 +69,7 @@ class Sharpener:
         until
             What is not worked out by then, on `time.monotonic`, stays as it is.
         """
-        spots = _spots(relaxed, least)
+        spots = list(dict.fromkeys(spot for own in least for spot in _spots(relaxed, own)))
         units = {own for own, _, _ in spots}
         fresh = sorted(units - set(self.pool))
         if fresh:
