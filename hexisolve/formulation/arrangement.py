@@ -14,6 +14,7 @@ import numpy as np
 
 from hexisolve.cost.memory import usable_bytes
 from hexisolve.data.instance import Instance
+from hexisolve.formulation.column_bounds import beside
 from hexisolve.formulation.pipeline_table import FloatArray, IntArray
 from hexisolve.formulation.recompute_counts import best_counts
 from hexisolve.formulation.relaxed_layer import ColumnShape
@@ -22,7 +23,7 @@ from hexisolve.formulation.stage_memory_bound import (
     gathered_bytes,
     state_bytes_per_device,
 )
-from hexisolve.formulation.stage_pricer import GivenLayers, StagePricer, StagePrices, beside
+from hexisolve.formulation.stage_pricer import GivenLayers, StagePricer, StagePrices
 from hexisolve.formulation.stage_sizes import StageSizes
 from hexisolve.formulation.units import unit_classes
 from hexisolve.formulation.work import POLICIES

@@ -2,17 +2,8 @@
 
 On clusters of more than 8 devices the plan space joins hosts in *bundles* (docs/plan-space.md): a
 head group lies in one bundle, all groups of a bundle are alike, and like devices of a host share
-evenly. With X_h the tokens and eta_h the heads of host h, X_S the tokens of its bundle S and G the
-groups of it (docs/formulation.md, R8):
-
-* attention of h takes ``X_S eta_h`` of the whole, in whole heads per device;
-* by all-to-all ``(X_S - X_h) eta_h`` of q, K, V enter host h, ``X_h (1 - eta_h)`` leave it; of a
-  host alone in its bundle, ``X_h / n_h (1 - G / n_h)`` enter each of its n_h devices;
-* by the ring ``1 - X_S / G`` of K and V reach the first group of a bundle, and as much for its own
-  heads reaches each device.
-
-Bundles and numbers of groups are opened with the least bound first; every value on the way is a
-lower bound.
+evenly. Bundles, numbers of groups, the turn of the ring, and boxes of tokens and heads are opened
+with the least bound first (docs/formulation.md, R8); every value on the way is a lower bound.
 """
 
 from __future__ import annotations
@@ -21,80 +12,84 @@ import heapq
 import itertools
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from hexisolve.data.constants import CostConstants
-from hexisolve.formulation.bundle_boxes import (
-    Boxes,
-    Bundle,
-    BundledStage,
-    Hosts,
-    Margins,
-    assign,
-)
-from hexisolve.formulation.cuts import Cut
-from hexisolve.formulation.relaxed_layer import ColumnShape, exchange_s
-from hexisolve.formulation.work import REPEATS, LayerLoad
-from hexisolve.plan.plan import Policy
+from hexisolve.formulation.bundle_hosts import Hosts
+from hexisolve.formulation.bundle_program import Box, BundleProgram
+from hexisolve.formulation.bundled_work import Bundle, BundledStage, BundledWork
+from hexisolve.formulation.pipeline_table import FloatArray, IntArray
+from hexisolve.formulation.small_program import Optimise
 
 MAX_HOSTS = 4
-_NUM_ROUNDS = 6  # of halving between two looks at what is least
-_OPEN_ROUNDS = 12  # before a number of groups is fixed
-_MAX_ROUNDS = 600
+
+_MAX_SETTLED = 4  # open boxes that are settled at once
+
+
+class Suggestion(NamedTuple):
+    """Whole shares near a relaxed optimum, with the seconds that the rows give them.
+
+    Parameters
+    ----------
+    seconds
+        Of all layers.
+    stage
+        Nothing is open.
+    blocks, heads
+        Of every host.
+    """
+
+    seconds: float
+    stage: BundledStage
+    blocks: tuple[int, ...]
+    heads: tuple[int, ...]
 
 
 class BundledLayer:
-    """Least F + B seconds of a layer over all bundles of the hosts of a column.
+    """Least F + B seconds of the layers of a `BundledWork` over all bundles of their hosts.
 
-    The launches of the layer are not counted, those of ring hops are. Never more than the fastest
-    host alone needs: a column without the others is no slower. Nor more than `enough_s`: nobody
-    asks for more. `bound_s` is valid at any time; `run` raises it.
-
-    `moved_bytes` pass every border beside forward and backward: gathers and gradient sums.
-
-    `uneven_share` is a block's share of the longest sequence, where this is a shorter one.
+    The launches of a layer are not counted, those of ring hops are. Never more than `enough_s`:
+    nobody asks for more. `bound_s` is valid at any time; `run` raises it.
 
     0 for one host and for more than `MAX_HOSTS`, where this bound is not computed.
+
+    Parameters
+    ----------
+    work
+        What is done.
+    optimise
+        Solves small programs.
+    enough_s
+        The most that is wanted.
+    num_blocks
+        Blocks that tokens are dealt in.
     """
 
     def __init__(
         self,
-        load: LayerLoad,
-        policy: Policy,
-        column: ColumnShape,
-        cost: CostConstants,
-        num_tokens: int,
-        block_tokens: int,
-        enough_s: float = np.inf,
-        moved_bytes: tuple[float, float] = (0.0, 0.0),
-        uneven_share: float = 0.0,
+        work: BundledWork,
+        optimise: Optimise,
+        enough_s: float,
+        num_blocks: int,
     ) -> None:
-        self.load, self.policy, self._moved = load, policy, moved_bytes
-        num_hosts = len(column.hosts)
+        self.work, self._optimise, self._num_blocks = work, optimise, num_blocks
         self._order = itertools.count()
-        self._open: list[tuple[float, int, int, BundledStage, Boxes]] = []
+        self._programs: dict[BundledStage, BundleProgram] = {}
+        self._open: list[tuple[float, int, BundledStage, Box, FloatArray | None]] = []
         self._closed_s = np.inf
-        self._target_s = 0.0
-        if not 2 <= num_hosts <= MAX_HOSTS or not load.is_proportional:
-            return
-        self._hosts = hosts = _hosts(load, policy, column)
-        # Groups take blocks in turn; pieces of odd size have a few pairs less than their share.
-        # Shares are weights of the longest sequence, in blocks; others are dealt by the token.
-        uneven = max(block_tokens / num_tokens, uneven_share) + 1.0 / num_tokens
-        self._margins = Margins(
-            slack=num_hosts * uneven,
-            odd=2.0 * len(column.devices) / (num_tokens + 1),
-            block=0.0 if num_tokens % block_tokens else block_tokens / num_tokens,
-            uneven=uneven,
-        )
-        self._hop_s = cost.launch_overhead_s * (2 + REPEATS[policy][4])
-        alone = (hosts.dense_forward + hosts.dense_backward + hosts.attention_forward
-                 + hosts.attention_backward)  # fmt: skip
-        self._target_s = min(float(alone.min()), enough_s)
-        for bundles in _partitions(tuple(range(num_hosts))):
-            if _is_first_of_twins(bundles, hosts):
-                self._push(BundledStage(bundles, (None,) * len(bundles)), 0.0)
+        self._closed: tuple[float, BundledStage, FloatArray | None] | None = None
+        self._target_s = enough_s if 2 <= len(work.any_hosts) <= MAX_HOSTS else 0.0
+        # Bundles whose boxes are not cut down yet; their number is in the heap.
+        self._fresh: set[BundledStage] = set()
+        self._settled: set[tuple[object, ...]] = set()
+        if self._target_s:
+            hosts = work.any_hosts
+            for bundles in _partitions(tuple(range(len(hosts)))):
+                if _is_first_of_twins(bundles, hosts):
+                    stage = BundledStage(bundles, (None,) * len(bundles), None)
+                    self._fresh.add(stage)
+                    self._push(stage, self._program(stage).first_box(), 0.0)
 
     @property
     def bound_s(self) -> float:
@@ -107,46 +102,144 @@ class BundledLayer:
         """Whether `run` cannot raise the bound."""
         return not self._open or self._open[0][0] >= min(self._target_s, self._closed_s)
 
+    def expect(self, enough_s: float) -> None:
+        """Ask for no more than this from now on."""
+        self._target_s = min(self._target_s, enough_s)
+
     def run(self, pause_s: float, deadline: float = np.inf) -> None:
         """Raise the bound to `pause_s`, or until it is done or the deadline has come.
 
         The deadline is on `time.monotonic`.
         """
         while not self.is_done and self.bound_s < pause_s and time.monotonic() < deadline:
-            value, _, rounds, stage, boxes = heapq.heappop(self._open)
-            most = _MAX_ROUNDS if None not in stage.groups else _OPEN_ROUNDS
-            goes_on = rounds < most and boxes.halve(_NUM_ROUNDS, deadline)
-            value = max(value, boxes.least + self._hops_s(stage))
-            if value >= self._target_s:
+            value, _, stage, box, point = heapq.heappop(self._open)
+            program = self._program(stage)
+            if stage in self._fresh:
+                self._fresh.discard(stage)
+                self._push(stage, program.shrunk(box, self._target_s), value)
                 continue
-            if goes_on or time.monotonic() > deadline:
-                entry = (value, next(self._order), rounds + _NUM_ROUNDS, stage, boxes)
-                heapq.heappush(self._open, entry)
+            if len(stage.bundles) > 2 and stage.turn is None:
+                for rest in itertools.permutations(range(1, len(stage.bundles))):
+                    self._push(stage._replace(turn=(0, *rest)), box, value)
                 continue
-            numbers = [_numbers_of_groups(bundle, self._hosts) for bundle in stage.bundles]
-            slowness = [
-                float(self._hosts.device_exchange[list(bundle)].max()) for bundle in stage.bundles
-            ]
-            opened = assign(stage, numbers, slowness)
-            if not opened:
-                self._closed_s = min(self._closed_s, value)
+            if point is None:
+                parts = program.halved(box)
+            else:
+                parts = program.divided(box, point, self._target_s)
+            if parts is not None:
+                for part in parts:
+                    self._push(stage, part, value)
+                continue
+            opened = self._with_groups(stage)
+            if not opened and value < self._closed_s:
+                self._closed_s = value
+                self._closed = (value, stage, point)
             for each in opened:
-                self._push(each, value, boxes)
+                self._push(each, box, value)
 
-    def _hops_s(self, stage: BundledStage) -> float:
-        return (sum(number or 1 for number in stage.groups) - 1) * self._hop_s
+    def _program(self, stage: BundledStage) -> BundleProgram:
+        known = self._programs.get(stage)
+        if known is None:
+            known = BundleProgram(self.work, stage, self._optimise, self._target_s)
+            self._programs[stage] = known
+        return known
 
-    def _push(self, stage: BundledStage, floor_s: float, mother: Boxes | None = None) -> None:
-        hops_s = self._hops_s(stage)
-        target = self._target_s - hops_s
-        boxes = Boxes(
-            self.load, self.policy, self._hosts, stage, self._margins, target, self._moved, mother
-        )
-        value = max(boxes.least + hops_s, floor_s)
-        heapq.heappush(self._open, (value, next(self._order), 0, stage, boxes))
+    def _push(self, stage: BundledStage, box: Box | None, floor_s: float) -> None:
+        program = self._program(stage)
+        box = None if box is None else program.tightened(box)
+        if box is None:
+            return
+        found = program.relaxation(box, self._target_s)
+        value = max(found.seconds, floor_s)
+        if value >= self._target_s:
+            return
+        point = found.point
+        heapq.heappush(self._open, (value, next(self._order), stage, box, point))
+
+    def suggestions(self) -> list[Suggestion]:
+        """Whole shares near the relaxed optima with the least bounds, best first.
+
+        What is still open of them is chosen bundle by bundle, the number of groups with the least
+        seconds. Heads that were suggested before are not suggested again.
+        """
+        found, stages = list[Suggestion](), set[tuple[Bundle, ...]]()
+        least = [
+            (value, stage, point)
+            for value, _, stage, _, point in heapq.nsmallest(4 * _MAX_SETTLED, self._open)
+        ]
+        if self._closed is not None:
+            least.insert(0, self._closed)
+        for value, stage, point in least:
+            if value >= self._target_s or len(stages) == _MAX_SETTLED:
+                break
+            if point is None or stage.bundles in stages:
+                continue
+            stages.add(stage.bundles)
+            suggestion = self._whole(stage, point)
+            if suggestion is not None:
+                found.append(suggestion)
+        return sorted(found, key=lambda own: own.seconds)
+
+    def _whole(self, stage: BundledStage, point: FloatArray) -> Suggestion | None:
+        program = self._program(stage)
+        num_heads = self.work.load.query_heads
+        heads = np.zeros(len(self.work.any_hosts), dtype=np.int64)
+        for bundle in stage.bundles:
+            own = list(bundle)
+            heads[own] = _rounded(point[program.names.heads][own], num_heads)
+        if (stage, *heads.tolist()) in self._settled:
+            return None
+        self._settled.add((stage, *heads.tolist()))
+        if len(stage.bundles) > 2 and stage.turn is None:
+            stage = stage._replace(turn=tuple(range(len(stage.bundles))))
+        shares = tuple((heads / num_heads).tolist())
+        # With whole heads the best tokens are a linear program; the rest suits whole blocks.
+        none, everything = (0.0,) * len(heads), (1.0,) * len(heads)
+        best = self._program(stage).relaxation(Box(none, everything, shares, shares), np.inf)
+        if best.point is None:
+            return None
+        blocks = _rounded(best.point[program.names.tokens], self._num_blocks)
+        tokens = tuple((blocks / self._num_blocks).tolist())
+        box = Box(tokens, tokens, shares, shares)
+        seconds = self._program(stage).relaxation(box, np.inf).seconds
+        while None in stage.groups:
+            choices = [
+                (self._program(each).relaxation(box, np.inf).seconds, each)
+                for each in self._with_groups(stage)
+            ]
+            seconds, stage = min(choices, key=lambda choice: choice[0])
+        return Suggestion(seconds, stage, tuple(blocks.tolist()), tuple(heads.tolist()))
+
+    def _with_groups(self, stage: BundledStage) -> list[BundledStage]:
+        """The stage with every number of groups for one more bundle: the slowest in its hosts."""
+        hosts = self.work.any_hosts
+        open_ = [idx for idx, number in enumerate(stage.groups) if number is None]
+        if not open_:
+            return []
+
+        def slowness(idx: int) -> tuple[float, int]:
+            own = list(stage.bundles[idx])
+            return -float(hosts.device_in[own].min()), len(own)
+
+        place = max(open_, key=slowness)
+        groups = stage.groups
+        return [
+            stage._replace(groups=(*groups[:place], number, *groups[place + 1 :]))
+            for number in numbers_of_groups(stage.bundles[place], hosts)
+        ]
 
 
-def _numbers_of_groups(bundle: Bundle, hosts: Hosts) -> list[int]:
+def _rounded(shares: FloatArray, total: int) -> IntArray:
+    """Whole parts of `total` that sum to it, by the largest remainders."""
+    exact = np.maximum(shares, 0.0)
+    exact = exact / exact.sum() * total
+    parts: IntArray = np.floor(exact + 1e-9).astype(np.int64)
+    order = np.argsort(parts - exact, kind="stable")
+    parts[order[: total - parts.sum()]] += 1
+    return parts
+
+
+def numbers_of_groups(bundle: Bundle, hosts: Hosts) -> list[int]:
     """Numbers that divide the devices of every host of a bundle."""
     sizes = [int(hosts.num_devices[host]) for host in bundle]
     return [number for number in range(1, min(sizes) + 1) if not any(s % number for s in sizes)]
@@ -154,7 +247,7 @@ def _numbers_of_groups(bundle: Bundle, hosts: Hosts) -> list[int]:
 
 def _is_first_of_twins(bundles: tuple[Bundle, ...], hosts: Hosts) -> bool:
     """Whether no exchange of two equal hosts gives bundles that come before these."""
-    kinds = np.stack(list(vars(hosts).values()), axis=1)
+    kinds = hosts.key
     own = _sorted(bundles)
     for one, other in itertools.combinations(range(len(kinds)), 2):
         if (kinds[one] == kinds[other]).all():
@@ -179,58 +272,3 @@ def _partitions(items: Bundle) -> Iterator[tuple[Bundle, ...]]:
         yield ((first,), *others)
         for idx, bundle in enumerate(others):
             yield (*others[:idx], (first, *bundle), *others[idx + 1 :])
-
-
-def _hosts(load: LayerLoad, policy: Policy, column: ColumnShape) -> Hosts:
-    repeats = REPEATS[policy]
-    attention_backward = load.attention_backward_s + repeats[1] * load.attention_forward_s
-    rates = {cut.inside: (cut.in_bytes_per_s, cut.out_bytes_per_s) for cut in column.cuts}
-    everything = load.query_bytes + load.kv_bytes
-    rows = []
-    for host in column.hosts:
-        own = list(host)
-        dense = load.dense_s[own]
-        # max_r (d_r x_r + a_r y_r) >= sum_r w_r (..) with w_r in proportion to 1 / d_r.
-        pooled = 1.0 / (1.0 / dense).sum()
-        into, out = rates.get(tuple(host), (np.inf, np.inf))
-        device = float(column.own_bytes_per_s[own].max())
-        parts = [cut for cut in column.cuts if set(cut.inside) < set(host)]
-        part_s, part_rate, size = _narrowest_part(load, policy, everything, parts, host)
-        rows.append(
-            (
-                pooled,
-                pooled * (load.attention_forward_s[own] / dense).min(),
-                (2 + repeats[0]) * pooled,
-                pooled * (attention_backward[own] / dense).min(),
-                exchange_s(load, policy, everything, into, out),
-                into,
-                exchange_s(load, policy, everything, device, device),
-                device,
-                part_s,
-                part_rate,
-                size,
-                len(host),
-            )
-        )
-    return Hosts(*np.array(rows, dtype=float).T)
-
-
-def _narrowest_part(
-    load: LayerLoad, policy: Policy, num_bytes: float, parts: list[Cut], host: tuple[int, ...]
-) -> tuple[float, float, int]:
-    """Seconds per crossing share, bytes/s in, and size of the part that is slowest to reach.
-
-    Only runs of devices that groups of consecutive devices cannot straddle: their size divides the
-    host's number, and they begin at a multiple of it.
-    """
-    best = (0.0, np.inf, 0)
-    for cut in parts:
-        size = len(cut.inside)
-        first = min(cut.inside) - min(host)
-        is_run = max(cut.inside) - min(cut.inside) + 1 == size
-        if len(host) % size or first % size or not is_run:
-            continue
-        seconds = exchange_s(load, policy, num_bytes, cut.in_bytes_per_s, cut.out_bytes_per_s)
-        if seconds * size > best[0] * best[2]:
-            best = (seconds, cut.in_bytes_per_s, size)
-    return best

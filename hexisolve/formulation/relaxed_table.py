@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,9 @@ import numpy as np
 
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.arrangement import even_prices
+from hexisolve.formulation.bundles import Suggestion
+from hexisolve.formulation.column_bounds import beside, signature
+from hexisolve.formulation.host_memory import StagePlace
 from hexisolve.formulation.pipeline_table import (
     FloatArray,
     IntArray,
@@ -18,8 +21,9 @@ from hexisolve.formulation.pipeline_table import (
     usage_states,
 )
 from hexisolve.formulation.relaxed_layer import ColumnShape, column_shape
+from hexisolve.formulation.small_program import Optimise
 from hexisolve.formulation.stage_memory_bound import StateMode, state_modes
-from hexisolve.formulation.stage_pricer import StagePricer, StagePrices, beside, signature
+from hexisolve.formulation.stage_pricer import StagePricer, StagePrices
 from hexisolve.formulation.units import UnitClass, devices_of, unit_classes
 
 _MAX_STAGES = 8
@@ -59,6 +63,21 @@ class RelaxedProblem:
     pricer: StagePricer
     pool: tuple[PricedColumn, ...]
     keeps_all: bool
+
+
+class RealPrices(NamedTuple):
+    """The least of real stages of a column.
+
+    Parameters
+    ----------
+    layer_s
+        By what moves beside a layer, ``[length, kind, policy]``.
+    pass_s
+        ``[length, kind, 1 + policy]`` F, and B of every policy, with nothing beside.
+    """
+
+    layer_s: tuple[FloatArray, ...]
+    pass_s: FloatArray
 
 
 class PricedColumn(NamedTuple):
@@ -141,18 +160,21 @@ def _prices(pricer: StagePricer, shape: ColumnShape, mode: StateMode) -> StagePr
 def sharpened(
     problem: RelaxedProblem,
     wanted: Collection[tuple[tuple[int, ...], StateMode]],
+    optimise: Optimise,
     deadline: float = np.inf,
-    enough_s: Mapping[tuple[int, ...], tuple[FloatArray, ...]] | None = None,
+    enough_s: Mapping[tuple[int, ...], RealPrices] | None = None,
     step: float = np.inf,
 ) -> RelaxedProblem | None:
     """The problem with columns of these units and modes priced more sharply; None: none can be.
 
     Parameters
     ----------
+    optimise
+        Solves small linear programs.
     deadline
         What is not worked out by then stays as loose as it is.
     enough_s
-        By units and what moves beside a layer, prices of layers that need not be exceeded.
+        By units, prices of layers that need not be exceeded.
     step
         About how much prices should rise, as a share; without it as much as they can.
     """
@@ -164,18 +186,68 @@ def sharpened(
         key = (signature(entry.shape), beside(mode))
         if (units, mode) in wanted and key not in changed:
             enough = (enough_s or {}).get(units)
-            limit = None if enough is None else enough[beside(mode)]
-            if pricer.sharpen(entry.shape, mode, deadline, limit, step):
+            limit = None if enough is None else enough.layer_s[beside(mode)]
+            if pricer.bounds.sharpen(entry.shape, mode, optimise, deadline, limit, step):
                 changed.add(key)
     if not changed:
         return None
+    return _repriced(problem, lambda e: (signature(e.shape), beside(e.column.mode)) in changed)
+
+
+def _repriced(
+    problem: RelaxedProblem, is_changed: Callable[[PricedColumn], bool]
+) -> RelaxedProblem:
+    pricer = problem.pricer
     pool = tuple(
         entry._replace(prices=pricer.price(entry.shape, entry.column.mode))
-        if (signature(entry.shape), beside(entry.column.mode)) in changed
+        if is_changed(entry)
         else entry
         for entry in problem.pool
     )
     return _problem(pricer, problem.classes, pool, problem.keeps_all)
+
+
+def joined(
+    problem: RelaxedProblem,
+    enough_s: Mapping[tuple[int, ...], RealPrices],
+    stages: Mapping[tuple[tuple[int, ...], StateMode, StagePlace], float],
+    optimise: Optimise,
+    deadline: float = np.inf,
+) -> tuple[RelaxedProblem | None, dict[tuple[int, ...], list[Suggestion]]]:
+    """The problem with some stages bounded jointly (None: none rises), and shares that suit them.
+
+    Also with the least F and B of their columns, each on its own.
+
+    Parameters
+    ----------
+    enough_s
+        By units, prices of passes that need not be exceeded.
+    stages
+        What a real stage takes there, by units, mode and place.
+    deadline
+        On `time.monotonic`.
+    """
+    pricer = problem.pricer
+    entries = {(entry.column.units, entry.column.mode): entry for entry in problem.pool}
+    changed, passes = set(), set()
+    found = dict[tuple[int, ...], list[Suggestion]]()
+    for (units, mode, place), real_s in stages.items():
+        shape = entries[units, mode].shape
+        if units in enough_s and time.monotonic() < deadline:
+            pass_s = enough_s[units].pass_s
+            if pricer.bounds.sharpen_passes(shape, optimise, deadline, pass_s):
+                passes.add(signature(shape))
+        if time.monotonic() < deadline and entries[units, mode].prices.time_s[place] < real_s:
+            is_raised, own = pricer.join(shape, mode, place, real_s, optimise, deadline)
+            found.setdefault(units, []).extend(own)
+            if is_raised:
+                changed.add((signature(shape), mode))
+    if not changed and not passes:
+        return None, found
+    return _repriced(
+        problem,
+        lambda e: signature(e.shape) in passes or (signature(e.shape), e.column.mode) in changed,
+    ), found
 
 
 def _problem(

@@ -10,12 +10,15 @@ import numpy as np
 
 from hexisolve.cost.flop import head_forward_flop
 from hexisolve.data.instance import Instance
-from hexisolve.data.model_spec import LayerSpec
-from hexisolve.formulation.bundles import BundledLayer
+from hexisolve.formulation.bundles import Suggestion
+from hexisolve.formulation.column_bounds import ColumnBounds, signature
 from hexisolve.formulation.cuts import CutRates
+from hexisolve.formulation.host_memory import StagePlace
+from hexisolve.formulation.joint_recompute import JointStage, joint_layers_s
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.recompute_counts import best_counts
-from hexisolve.formulation.relaxed_layer import ColumnShape, least_layer_s, two_work_bound_s
+from hexisolve.formulation.relaxed_layer import ColumnShape, two_work_bound_s
+from hexisolve.formulation.small_program import Optimise
 from hexisolve.formulation.stage_memory_bound import (
     StateMode,
     gathered_bytes,
@@ -25,8 +28,8 @@ from hexisolve.formulation.stage_memory_bound import (
     usable_of,
 )
 from hexisolve.formulation.stage_sizes import StageSizes, chunk_lengths, stage_sizes
-from hexisolve.formulation.units import MAX_SINGLE_DEVICES
-from hexisolve.formulation.work import POLICIES, REPEATS, layer_load
+from hexisolve.formulation.units import unit_classes
+from hexisolve.formulation.work import layer_load
 
 
 class StagePrices(NamedTuple):
@@ -41,9 +44,6 @@ class StagePrices(NamedTuple):
 
 # (mode, sizes, first and last + 1 number of stages after) -> [length, j, place, layers].
 RecomputeSeconds = Callable[[StateMode, StageSizes, int, int], FloatArray]
-
-
-PLAIN = StateMode(0, "step")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +71,11 @@ class GivenLayers:
     recompute_s: RecomputeSeconds | None = None
 
 
-def beside(mode: StateMode) -> int:
-    """Number of what moves beside a layer: 0 nothing, 1 gathers, 2 gradient sums as well."""
-    return 0 if mode.zero != 3 else 1 + (mode.gradients == "chunk")
+class _StageSeconds(NamedTuple):
+    """Seconds of stages without recompute, ``[place, layers]``: all, and without the layers."""
+
+    total_s: FloatArray
+    rest_s: FloatArray
 
 
 class StagePricer:
@@ -87,14 +89,24 @@ class StagePricer:
         self.sizes = (stage_sizes(instance, True), stage_sizes(instance, False))
         self.kinds = tuple(dict.fromkeys(instance.model.layers))
         self.memories = tuple(layer_memory(instance, kind) for kind in self.kinds)
-        self.has_bundles = len(instance.cluster.devices) > MAX_SINGLE_DEVICES
-        self._bundled: dict[object, list[BundledLayer]] = {}
-        self._layer_s: dict[object, FloatArray] = {}
+        # Stages are whole units.
+        self.smallest_stage = min(
+            len(unit) for entry in unit_classes(instance.cluster) for unit in entry.units
+        )
+        self.bounds = ColumnBounds(instance, self.lengths, self.kinds)
+        # Least seconds of all layers of a stage, [j, place, layers], where they were bounded
+        # jointly.
+        self._joint_s: dict[object, FloatArray] = {}
 
     @property
     def is_simple(self) -> bool:
         """Whether one kind of layer and one length of chunks are all there is."""
-        return len(self.kinds) == 1 and len(self.lengths.tokens) == 1
+        return self.bounds.is_simple
+
+    @property
+    def has_bundles(self) -> bool:
+        """Whether the cluster is large enough for the plan space of bundles."""
+        return self.bounds.has_bundles
 
     def entry_s(self, numbers: Sequence[int]) -> float:
         """Hidden states in, gradients out: all tokens of the shortest chunk cross the border.
@@ -131,106 +143,42 @@ class StagePricer:
                 seconds += count * self.instance.model.layers.count(kind) * own
         return seconds
 
-    def layer_s(self, shape: ColumnShape, mode: StateMode = PLAIN) -> FloatArray:
-        """``[length, kind, policy]`` least F + B seconds of a layer with gathers beside it."""
-        key = signature(shape)
-        known = self._layer_s.get((key, beside(mode)))
-        if known is None and mode != PLAIN:
-            return self.layer_s(shape)
-        if known is None:
-            cost = self.instance.cost
-            known = np.array(
-                [
-                    [
-                        [least_layer_s(load, policy, shape, cost, tokens) for policy in POLICIES]
-                        for load in (
-                            layer_load(self.instance, kind, tokens, shape.devices)
-                            for kind in self.kinds
-                        )
-                    ]
-                    for tokens in self.lengths.tokens
-                ]
-            )
-            self._layer_s[key, beside(PLAIN)] = known
-        return known
+    def join(
+        self, shape: ColumnShape, mode: StateMode, place: StagePlace, real_s: float,
+        optimise: Optimise, deadline: float = np.inf,
+    ) -> tuple[bool, list[Suggestion]]:  # fmt: skip
+        """Bound speed and memory of a stage by the same shares, where several hosts make it up.
 
-    def sharpen(
-        self,
-        shape: ColumnShape,
-        mode: StateMode = PLAIN,
-        deadline: float = np.inf,
-        enough_s: FloatArray | None = None,
-        step: float = np.inf,
-    ) -> bool:
-        """Price layers by the bundles of the column's hosts as well (R8); False if that is done.
-
-        It costs far more than the other rows, so only columns that matter are sharpened, and each
-        time only by about `step` of its price. Prices above `enough_s` (of the first call),
-        ``[length, kind, policy]``, are not asked for.
+        Whether its price rises, and shares that suit it. No more than `real_s`, what a real stage
+        takes there, is asked for. A stage with more layers, or more stages after it, takes as much
+        and a layer more for each; stages without one after them have a head and stand alone.
         """
-        if not self.has_bundles or len(shape.hosts) < 2 or not shape.has_like_hosts:
-            return False
-        key = (signature(shape), beside(mode))
-        if key not in self._bundled:
-            self._bundled[key] = self._bundled_layers(shape, mode, enough_s)
-        layers = self._bundled[key]
-        if all(layer.is_done for layer in layers):
-            return False
-        known = self.layer_s(shape, mode)
-        launches = self._launches_s()
-        pauses = ((known - launches).ravel() * (1.0 + step)).tolist()
-        # `full` last: few stages need it.
-        is_full = [layer.policy == "full" for layer in layers]
-        for later in (False, True):
-            turn = [k for k, own in enumerate(is_full) if own == later and not layers[k].is_done]
-            for k in turn:
-                layers[k].run(pauses[k], deadline)
-            if turn and np.isfinite(step):
-                break
-        bounds = np.array([layer.bound_s for layer in layers]).reshape(known.shape)
-        self._layer_s[key] = np.maximum(known, bounds + launches)
-        return True
-
-    def _launches_s(self) -> FloatArray:
-        """``[policy]`` launches of a layer."""
-        cost = self.instance.cost
-        per_pass = cost.launch_overhead_s * cost.launches_per_layer
-        return np.array([per_pass * (1.0 + REPEATS[policy][5]) for policy in POLICIES])
-
-    def _bundled_layers(
-        self, shape: ColumnShape, mode: StateMode, enough_s: FloatArray | None
-    ) -> list[BundledLayer]:
-        """One for every length, kind and policy."""
-        instance, layers = self.instance, []
-        longest = max(instance.workload.sequence_lengths)
-        uneven = instance.workload.block_tokens / longest
-        for length, tokens in enumerate(self.lengths.tokens):
-            # Shares are weights of the longest sequence: only that one is dealt in whole blocks.
-            block = instance.workload.block_tokens if tokens == longest else 1
-            for idx, kind in enumerate(self.kinds):
-                load = layer_load(instance, kind, tokens, shape.devices)
-                moved = self._moved_bytes(kind, mode, len(shape.devices))
-                enough = np.full(len(POLICIES), np.inf)
-                if enough_s is not None:
-                    enough = enough_s[length, idx] - self._launches_s()
-                layers += [
-                    BundledLayer(
-                        load, policy, shape, instance.cost, tokens, block, limit, moved, uneven
-                    )
-                    for policy, limit in zip(POLICIES, enough.tolist(), strict=True)
-                ]
-        return layers
-
-    def _moved_bytes(
-        self, kind: LayerSpec, mode: StateMode, num_devices: int
-    ) -> tuple[float, float]:
-        """Bytes into a device beside the forward and the backward of a layer in ZeRO-3."""
-        if mode.zero != 3 or len(self.kinds) > 1:
-            return 0.0, 0.0
-        absent = kind.parameters * (1 - 1 / num_devices)
-        gather = absent * self.instance.workload.element_bytes
-        scatter = absent * self.instance.cost.gradient_bytes * (mode.gradients == "chunk")
-        return gather, gather + scatter
+        if not self.bounds.bundles_say_all(shape):
+            return False, []
+        j, number, num_layers = place
+        sizes = self.sizes[j > 0]
+        layers = self._relaxed_layers(shape, mode)
+        work = self._work_s(shape, mode, sizes, j == 0, 0, layers)
+        rest_s = float(work[1][number, num_layers])
+        layer_s, plain_s = layers.layer_s[0, 0], self.bounds.layer_s(shape)[0, 0]
+        ends = (1 + (mode.gradients == "chunk")) * bool((layer_s > plain_s).any())
+        live_tokens = self.lengths.live_tokens[min(j, self.lengths.num_chunks - 1)]
+        stage = JointStage(
+            shape, mode, sizes, place, live_tokens,
+            layer_s, plain_s, min(ends, num_layers), self.smallest_stage,
+            self.bounds.rows(shape, mode),
+        )  # fmt: skip
+        enough_s = min(real_s - rest_s, 2.0 * num_layers * float(layer_s[2]))
+        bound_s, found = joint_layers_s(self.instance, stage, optimise, enough_s, deadline)
+        known = self._joint_s.get((signature(shape), mode))
+        if known is None:
+            known = np.zeros((self.max_stages, *self.sizes[0].exists.shape))
+        more = bound_s + np.arange(known.shape[2] - num_layers) * float(plain_s[0])
+        raised = known.copy()
+        after = slice(j, j + 1) if j == 0 else slice(j, None)
+        raised[after, number, num_layers:] = np.maximum(known[after, number, num_layers:], more)
+        self._joint_s[signature(shape), mode] = raised
+        return bool(raised[place] > known[place] * (1 + 1e-9)), found
 
     def price(
         self, shape: ColumnShape, mode: StateMode, given: GivenLayers | None = None
@@ -241,6 +189,7 @@ class StagePricer:
         result = StagePrices(*values)
         layers = given or self._relaxed_layers(shape, mode)
         layer_s = layers.layer_s
+        joint = None if given else self._joint_s.get((signature(shape), mode))
         # Prices of stages that are not the last do not depend on j, only their memory does.
         groups = [(self.sizes[0], 0, 1), (self.sizes[1], 1, num_stages)]
         for sizes, start, stop in groups:
@@ -255,46 +204,51 @@ class StagePricer:
             else:
                 extra = layers.recompute_s(mode, sizes, start, stop)
             for idx, count in enumerate(self.lengths.counts):
-                time_s = self._stage_s(shape, mode, sizes, start == 0, idx, layers)[None]
-                time_s = np.where(exists, time_s + extra[idx], np.inf)
+                own = self._stage_s(shape, mode, sizes, start == 0, idx, layers)
+                time_s = own.total_s[None] + extra[idx]
+                if joint is not None:
+                    time_s = np.maximum(time_s, joint[span] + own.rest_s[None])
+                time_s = np.where(exists, time_s, np.inf)
                 result.total_s[span] = count * time_s + (result.total_s[span] if idx else 0.0)
                 result.time_s[span] = time_s  # the last length is the shortest
-            forward, backward = self._passes_s(shape, mode, sizes, start == 0, layers)
-            result.forward_s[span], result.backward_s[span] = forward, backward
-            if layers.backward_s is not None:
-                again = np.where(np.isfinite(extra[-1]), extra[-1], 0.0)
-                result.backward_s[span] = np.where(exists, backward + again, 0.0)
+            passes = self._passes_s(shape, mode, sizes, start, stop, layers, extra)
+            result.forward_s[span] = passes[0]
+            result.backward_s[span] = np.where(exists, passes[1], 0.0)
         return result
 
     def _relaxed_layers(self, shape: ColumnShape, mode: StateMode) -> GivenLayers:
-        layer_s, plain_s = self.layer_s(shape, mode), self.layer_s(shape)
+        layer_s, plain_s = self.bounds.layer_s(shape, mode), self.bounds.layer_s(shape)
         only_s = (layer_s - plain_s)[:, :, 0].max(axis=1)
         times = 2.0 if mode.gradients == "chunk" else 1.0
         return GivenLayers(layer_s, times * only_s, only_s)
 
     def _passes_s(
-        self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool,
-        layers: GivenLayers,
+        self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, start: int, stop: int,
+        layers: GivenLayers, extra: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-        """Least F and least B of the shortest chunk without recompute, each on its own.
+        """Least F and least B of the shortest chunk, each on its own.
 
-        Of an arrangement those of its layers, whatever is beside them; else R1.
+        Of an arrangement those of its layers, whatever is beside them. `extra` is its recompute.
         """
         model, tokens = self.instance.model, self.lengths.tokens[-1]
         forward, backward = np.zeros((2, *sizes.exists.shape))
-        for idx, (kind, counts) in enumerate(zip(self.kinds, sizes.kind_counts, strict=True)):
-            if layers.forward_s is not None and layers.backward_s is not None:
+        if layers.forward_s is not None and layers.backward_s is not None:
+            for idx, counts in enumerate(sizes.kind_counts):
                 forward += counts * layers.forward_s[-1, idx]
                 backward += counts * layers.backward_s[-1, idx]
-                continue
-            load = layer_load(self.instance, kind, tokens, shape.devices)
-            forward += counts * two_work_bound_s(load.dense_s, load.attention_forward_s)
-            backward += counts * two_work_bound_s(2.0 * load.dense_s, load.attention_backward_s)
+            again = extra[-1]
+        else:
+            pass_s = self.bounds.pass_s(shape)
+            for idx, counts in enumerate(sizes.kind_counts):
+                forward += counts * pass_s[-1, idx, 0]
+                backward += counts * pass_s[-1, idx, 1]
+            again = self._recompute_s(shape, mode, sizes, start, stop, pass_s[:, :, 1:])[-1]
+        backward = backward + np.where(np.isfinite(again), again, 0.0)
         if mode.zero == 3 and len(shape.devices) > 1:
             gather = self._per_parameter(shape)[0]
-            forward = forward + sizes.first_block * gather
+            forward = forward + (sizes.first_block + self._beside_embedding(sizes)) * gather
             backward = backward + sizes.last_block * gather
-        if is_last:
+        if start == 0:
             flop = float(head_forward_flop(model.hidden_size, model.vocab_size, tokens))
             head_s = flop / sum(device.dense_flop_per_s for device in shape.devices)
             forward, backward = forward + head_s, backward + 2.0 * head_s
@@ -303,10 +257,15 @@ class StagePricer:
     def _stage_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool, length: int,
         layers: GivenLayers,
-    ) -> FloatArray:  # fmt: skip
+    ) -> _StageSeconds:  # fmt: skip
         """F + B without recompute: layers, head, exposed gathers."""
-        work, traffic = self._work_s(shape, mode, sizes, is_last, length, layers)
-        result: FloatArray = np.maximum(work, traffic)
+        layers_s, rest_s, traffic = self._work_s(shape, mode, sizes, is_last, length, layers)
+        return _StageSeconds(np.maximum(layers_s + rest_s, traffic), rest_s)
+
+    def _beside_embedding(self, sizes: StageSizes) -> FloatArray:
+        """Parameters that move while the embedding runs, which hides nothing: a layer's."""
+        least = min(kind.parameters for kind in self.kinds)
+        result: FloatArray = np.where(sizes.is_first, float(least), 0.0)
         return result
 
     def _per_parameter(self, shape: ColumnShape) -> tuple[float, float]:
@@ -318,8 +277,8 @@ class StagePricer:
     def _work_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool, length: int,
         layers: GivenLayers,
-    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-        """Layers, head and what no layer hides of the gathers; and all gathers."""
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
+        """Layers; head and what no layer hides of the gathers; and all gathers."""
         model = self.instance.model
         tokens = self.lengths.tokens[length]
         work: FloatArray = np.zeros(sizes.exists.shape)
@@ -327,18 +286,20 @@ class StagePricer:
             work = work + counts * layers.layer_s[length, kind, 0]
         # Nothing is gathered beside the last block, or scattered beside the first.
         work = work - np.where(sizes.num_layers > 1, layers.ends_s[length], layers.only_s[length])
+        rest: FloatArray = np.zeros_like(work)
         if is_last:
             flop = 3.0 * head_forward_flop(model.hidden_size, model.vocab_size, tokens)
-            work = work + flop / sum(device.dense_flop_per_s for device in shape.devices)
+            rest = rest + flop / sum(device.dense_flop_per_s for device in shape.devices)
         if mode.zero != 3 or len(shape.devices) == 1:
-            return work, np.zeros_like(work)
+            return work, rest, np.zeros_like(work)
         gather, scatter = self._per_parameter(shape)
         scatter *= mode.gradients == "chunk"
         # Backward starts with the last block; the embedding is not gathered again.
         exposed = (sizes.first_block + sizes.last_block) * gather + sizes.first_block * scatter
+        exposed = exposed + self._beside_embedding(sizes) * (gather + scatter)
         traffic = sizes.parameters * (2 * gather + scatter)
         traffic = traffic - np.where(sizes.is_first, sizes.first_block, 0.0) * gather
-        return work + exposed, traffic
+        return work, rest + exposed, traffic
 
     def _recompute_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, start: int, stop: int,
@@ -354,9 +315,10 @@ class StagePricer:
         states = state_bytes_per_device(instance, mode, sizes.parameters, num_devices)
         states = states + gathered_bytes(instance, mode, sizes.pair, sizes.largest, num_devices)
         hidden_bytes = 2 * longest * instance.model.hidden_size * instance.workload.element_bytes
-        # A neighbour is at least one device.
         neighbours = (~sizes.is_first).astype(int) + (start > 0)
-        usable = np.array([usable_of(instance, shape.devices, count) for count in range(3)])
+        usable = np.array(
+            [usable_of(instance, shape.devices, k * self.smallest_stage) for k in range(3)]
+        )
         total, least = usable.sum(axis=1)[neighbours], usable.min(axis=1)[neighbours]
         rooms = total - num_devices * states - np.where(neighbours > 0, hidden_bytes, 0)
         if start == 0:
@@ -445,15 +407,3 @@ class StagePricer:
             received += self.instance.workload.element_bytes
         share = 1 - 1 / num_devices
         return seconds + sizes.parameters * share * received / shape.slowest_bytes_per_s
-
-
-def signature(shape: ColumnShape) -> object:
-    """Equal for columns whose layers have equal relaxed prices."""
-    order: dict[str, int] = {}
-    devices = tuple(
-        (order.setdefault(d.host, len(order)), d.dense_flop_per_s, d.attention_forward_flop_per_s,
-         d.attention_backward_flop_per_s, d.memory_bytes)
-        for d in shape.devices
-    )  # fmt: skip
-    cuts = tuple((c.inside, c.in_bytes_per_s, c.out_bytes_per_s) for c in shape.cuts)
-    return devices, cuts, shape.device_bytes_per_s

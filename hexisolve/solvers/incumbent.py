@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.arrangement import Arrangement, arrangement_prices
 from hexisolve.formulation.pipeline_table import Configuration, PipelineTable
-from hexisolve.formulation.relaxed_layer import column_shape
+from hexisolve.formulation.relaxed_layer import ColumnShape, column_shape
 from hexisolve.formulation.relaxed_table import (
     RelaxedProblem,
     make_table,
@@ -25,9 +25,7 @@ from hexisolve.formulation.units import UnitClass
 from hexisolve.plan.plan import HeadGroup
 from hexisolve.solvers.drafts import Draft, DraftStage, fit_memory
 from hexisolve.solvers.dynamic_program import solve_relaxed
-from hexisolve.solvers.real_stages import real_stages
 
-_SUIT_S = 0.25  # seconds for shares that suit gathers, per unit multiset
 _MOST_WASTE = 1.6  # unit multisets that waste more than this many times the least are left out
 
 
@@ -59,8 +57,15 @@ class PricedReal(NamedTuple):
 RealPool = dict[tuple[int, ...], list[PricedReal]]
 
 
+ArrangeColumn = Callable[[StagePricer, ColumnShape], Sequence[Arrangement]]
+
+
 def real_problem(
-    relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]], deadline: float, pool: RealPool
+    relaxed: RelaxedProblem,
+    wanted: Sequence[tuple[int, ...]],
+    deadline: float,
+    pool: RealPool,
+    arrange_column: ArrangeColumn,
 ) -> RealProblem:
     """Arrange and price the wanted unit multisets, in that order, until the deadline.
 
@@ -71,7 +76,7 @@ def real_problem(
         if pool and time.monotonic() > deadline:
             break
         if units not in pool:
-            pool[units] = _priced(relaxed.pricer, units, devices_of[units])
+            pool[units] = _priced(relaxed.pricer, units, devices_of[units], arrange_column)
     found = [entry for entries in pool.values() for entry in entries]
     units_list = [np.array(entry.column.units, dtype=np.int64) for entry in found]
     entries = [entry.entry_s for entry in found]
@@ -85,18 +90,26 @@ def real_problem(
 
 
 def _priced(
-    pricer: StagePricer, units: tuple[int, ...], devices: Sequence[str]
-) -> list[PricedReal]:
-    instance = pricer.instance
-    numbers = [instance.cluster.device_index[device] for device in devices]
+    pricer: StagePricer, units: tuple[int, ...], devices: Sequence[str],
+    arrange_column: ArrangeColumn,
+) -> list[PricedReal]:  # fmt: skip
+    numbers = [pricer.instance.cluster.device_index[device] for device in devices]
     shape = column_shape(pricer.rates, numbers)
-    entry_s = pricer.entry_s(numbers)
-    found = []
-    for stage in real_stages(pricer, shape, time.monotonic() + _SUIT_S):
-        for mode in state_modes(instance, len(numbers)):
-            prices = arrangement_prices(pricer, shape, mode, stage)
-            found.append(PricedReal(RealColumn(units, mode, stage), prices, entry_s))
-    return found
+    stages = arrange_column(pricer, shape)
+    return [real for stage in stages for real in priced_stage(pricer, shape, units, stage)]
+
+
+def priced_stage(
+    pricer: StagePricer, shape: ColumnShape, units: tuple[int, ...], stage: Arrangement
+) -> list[PricedReal]:
+    """An arrangement of a column under every mode."""
+    entry_s = pricer.entry_s(shape.numbers)
+    return [
+        PricedReal(
+            RealColumn(units, mode, stage), arrangement_prices(pricer, shape, mode, stage), entry_s
+        )
+        for mode in state_modes(pricer.instance, len(shape.numbers))
+    ]
 
 
 def wanted_units(relaxed: RelaxedProblem) -> list[tuple[int, ...]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from hexisolve.data.instance import Instance
 from hexisolve.errors import BackendError, PlanError
@@ -15,9 +13,9 @@ from hexisolve.formulation.configuration_program import (
     build_configuration_program,
     count_places,
 )
-from hexisolve.formulation.pipeline_table import Configuration, FloatArray
+from hexisolve.formulation.pipeline_table import Configuration
 from hexisolve.formulation.relaxed_layer import column_shape
-from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem, sharpened
+from hexisolve.formulation.relaxed_table import RelaxedProblem, relaxed_problem
 from hexisolve.formulation.stage_pricer import StagePricer
 from hexisolve.formulation.units import MAX_SINGLE_DEVICES, connected_parts, devices_of
 from hexisolve.plan.check import check_plan
@@ -30,7 +28,6 @@ from hexisolve.solvers.diagnosis import diagnose
 from hexisolve.solvers.drafts import Draft, step_time_s, to_plan
 from hexisolve.solvers.dynamic_program import solve_relaxed
 from hexisolve.solvers.incumbent import (
-    RealPool,
     best_configurations,
     drafts_of,
     real_problem,
@@ -38,8 +35,8 @@ from hexisolve.solvers.incumbent import (
 )
 from hexisolve.solvers.linear_solution import Termination
 from hexisolve.solvers.polish import polish
-from hexisolve.solvers.real_stages import real_stages
 from hexisolve.solvers.result import Limit, Progress, Result, Status
+from hexisolve.solvers.sharpening import Sharpener
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +45,12 @@ _ROUNDING = 1e-8  # of sums of seconds in different orders
 _MAX_CLOSED_DEVICES = 5
 _QUICK_DEVICES = 32  # beyond, pricing all columns takes long
 _NUM_SIMPLE = 16
+_NUM_SHARPENED = 3  # relaxed configurations whose prices are raised at once
+_NUM_MET = 6  # relaxed configurations whose stages are arranged
+_CUTOFFS = (1.15, 1.5, 3.0, math.inf)  # times the bound, while there is no plan
 _BASELINE_S = 4.0  # left of the time before the first baseline is tried
 _LEAST_SEARCH_S = 0.6  # a table that was priced is also searched
 _SHARPER = 0.02  # prices rise at least so before the optimum is looked for again
-_NEAR_ENOUGH = 0.003
 _WORTH = 1.03  # configurations of real stages up to so much above the best plan are drafted
 _PROGRAM_SHARE = 0.4  # of the time of a proof that a backend may take
 _MAX_PLACES = 20_000  # of the configuration program; beyond, the dynamic program proves
@@ -94,7 +93,7 @@ class Search:
         self.is_refuted = False
         self._part_bounds: dict[frozenset[str], float] = {}
         self._met: dict[Configuration, float] = {}
-        self._priced: RealPool = {}
+        self._sharpener = Sharpener({})
         self._polished: set[Draft] = set()
         self._remembered: dict[tuple[int, ...], None] = {}
         self._has_offered = False
@@ -136,7 +135,8 @@ class Search:
 
     def _search_part(self) -> None:
         is_small = len(self.part) <= _MAX_CLOSED_DEVICES
-        self._met, self._priced, self._remembered = {}, {}, {}
+        self._met, self._remembered = {}, {}
+        self._sharpener = Sharpener({})
         self._has_asked = False
         self._raise_bound(self._least_work_s())
         if len(self.part) > _QUICK_DEVICES:
@@ -156,51 +156,76 @@ class Search:
             )  # fmt: skip
         except TimeoutError:
             return
-        # Stages on few hosts are quickly arranged and carry many good plans.
-        wanted = sorted(wanted_units(relaxed), key=lambda units: self._num_hosts(relaxed, units))
-        simple = [units for units in wanted if is_small or self._num_hosts(relaxed, units) <= 1]
-        self._plans(relaxed, simple[: 4 * _NUM_SIMPLE if is_small else _NUM_SIMPLE])
-        if is_small and relaxed.columns and can_close(relaxed):
-            # A bound first, in case the enumeration does not end in time.
-            self._prove(relaxed, self._time_left(0.2), most_labels=256)
-            if not (self.is_closed or self.is_refuted):
-                self._close(relaxed)
+        if is_small:
+            self._plans(relaxed, wanted_units(relaxed)[: 4 * _NUM_SIMPLE])
+            if relaxed.columns and can_close(relaxed):
+                # A bound first, in case the enumeration does not end in time.
+                self._prove(relaxed, self._time_left(0.2), most_labels=256)
+                if not (self.is_closed or self.is_refuted):
+                    self._close(relaxed)
+                return
+        self._close_in(relaxed)
+
+    def _close_in(self, relaxed: RelaxedProblem) -> None:
+        """Raise prices and arrange stages in turn where the relaxed optimum is."""
+        self._first_bound(relaxed)
+        if self._is_settled():
             return
+        # Stages on one host are quickly arranged and carry many good plans.
+        wanted = sorted(wanted_units(relaxed), key=lambda units: self._num_hosts(relaxed, units))
+        simple = [units for units in wanted if self._num_hosts(relaxed, units) <= 1]
+        self._plans(relaxed, [*self._met_units(relaxed), *simple[:_NUM_SIMPLE]], is_first=True)
         if self.plan is None:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
-        self._prove(relaxed, self._time_left(0.2), most_labels=256)
-        for share in (0.4, 0.7):
-            relaxed = self._sharpen(relaxed, self._time_left(share))
-            if self.is_closed or self.is_refuted:
+        while time.monotonic() < self.part_deadline - _LEAST_SEARCH_S:
+            before = self.bound_s, self.value_s
+            relaxed = self._sharpen(relaxed, self._time_left(0.75))
+            if self._is_settled():
                 return
-            self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
-        relaxed = self._sharpen(relaxed, self.part_deadline - _LEAST_SEARCH_S)
+            self._plans(relaxed, self._met_units(relaxed))
+            if self._is_settled():
+                return
+            if (self.bound_s, self.value_s) == before:
+                rest = self._next_units(relaxed, wanted)
+                if not rest:
+                    break
+                self._plans(relaxed, rest)
         if not self.is_closed:
             self._prove(relaxed, self.part_deadline, most_labels=2048)
 
-    def _sharpen(self, relaxed: RelaxedProblem, deadline: float) -> RelaxedProblem:
-        """Close in from both sides on the columns that the relaxed optimum uses.
+    def _is_settled(self) -> bool:
+        """Whether nothing is left to do in this part."""
+        return self.is_closed or self.is_refuted
 
-        They are arranged for plans, and their prices raised for the bound, until nothing more can
-        be raised in the columns of the optimum.
-        """
+    def _first_bound(self, relaxed: RelaxedProblem) -> None:
+        """A bound and what it is made of: low cutoffs first, where little has to be looked at."""
+        # A library is asked once, so about everything.
+        for factor in _CUTOFFS if self.backend == "dp" else _CUTOFFS[-1:]:
+            cutoff = factor * self._part_bounds[self.part]
+            self._prove(relaxed, self._time_left(0.3), most_labels=256, cutoff_s=cutoff)
+            if self._met or self.is_closed or self.is_refuted:
+                return
+
+    def _met_units(self, relaxed: RelaxedProblem) -> list[tuple[int, ...]]:
+        """Unit multisets of the best relaxed configurations, and those remembered."""
+        best = sorted(self._met, key=lambda configuration: self._met[configuration])[:_NUM_MET]
+        met = [relaxed.columns[choice.column].units for conf in best for choice in conf]
+        return list(dict.fromkeys([*met, *self._remembered]))
+
+    def _sharpen(self, relaxed: RelaxedProblem, deadline: float) -> RelaxedProblem:
+        """Close in from both sides until nothing more can be raised for the relaxed optimum."""
         while self._met and not (self.is_closed or self.is_refuted):
-            least = min(self._met, key=lambda configuration: self._met[configuration])
-            units = {relaxed.columns[choice.column].units for choice in least}
+            least = sorted(self._met, key=lambda configuration: self._met[configuration])
+            least = least[:_NUM_SHARPENED]
+            units = [relaxed.columns[choice.column].units for conf in least for choice in conf]
             self._remembered.update(dict.fromkeys(units))
-            fresh = sorted(units - set(self._priced))
-            if fresh:
-                real_problem(relaxed, fresh, self.part_deadline, self._priced)
             # In slices: another column may become the one that matters.
             until = min(deadline, self.part_deadline - _LEAST_SEARCH_S)
             until = min(until, time.monotonic() + _LEAST_SEARCH_S)
-            wanted = {
-                (relaxed.columns[c.column].units, relaxed.columns[c.column].mode) for c in least
-            }
             step = _SHARPER
             if self.plan is not None:
                 step = max(step, (1.0 - self.bound_s / self.value_s) / 2)
-            sharper = sharpened(relaxed, wanted, until, self._enough_s(units), step)
+            sharper = self._sharpener.sharper(relaxed, least, step, until)
             if time.monotonic() > deadline:
                 break
             if sharper is None:
@@ -208,22 +233,12 @@ class Search:
                 self._met = {}
                 self._prove(relaxed, deadline, most_labels=2048)
                 break
+            if sharper is relaxed:
+                continue
             relaxed = self.relaxed = sharper
             self._met = {}
             self._prove(relaxed, max(deadline, time.monotonic() + 0.3), most_labels=256)
         return relaxed
-
-    def _enough_s(
-        self, wanted: Collection[tuple[int, ...]]
-    ) -> dict[tuple[int, ...], tuple[FloatArray, ...]]:
-        """Prices of layers of real stages, a little less: bounds need not exceed them."""
-        enough = {}
-        for units in wanted:
-            stages = {id(e.column.stage): e.column.stage for e in self._priced.get(units, ())}
-            if stages:
-                every = zip(*(stage.layer_s for stage in stages.values()), strict=True)
-                enough[units] = tuple(np.min(own, axis=0) * (1 - _NEAR_ENOUGH) for own in every)
-        return enough
 
     def accept_start(self, plan: Plan) -> None:
         """Take a user's plan as the first incumbent."""
@@ -316,7 +331,7 @@ class Search:
         met = [relaxed.columns[c.column].units for conf in self._met for c in conf]
         order = dict.fromkeys([*met, *self._remembered])
         every = dict.fromkeys([*order, *wanted])
-        return [units for units in every if units in known and units not in self._priced]
+        return [units for units in every if units in known and units not in self._sharpener.pool]
 
     def _least_work_s(self) -> float:
         """A bound without columns: every device of the part busy until the end."""
@@ -325,18 +340,27 @@ class Search:
 
     def _plans(
         self, relaxed: RelaxedProblem, wanted: Sequence[tuple[int, ...]],
-        share: float = 0.3,
+        share: float = 0.3, is_first: bool = False,
     ) -> None:  # fmt: skip
         """Plans by the dynamic program over real stages, then local moves."""
         if not relaxed.columns:
             return
         until = self._time_left(share)
         now = time.monotonic()
-        real = real_problem(relaxed, wanted, now + 0.6 * (until - now), self._priced)
-        cutoff = self.value_s if self.plan is not None else 1e9
+        pool, arrange = self._sharpener.pool, self._sharpener.arrange
+        real = real_problem(relaxed, wanted, now + 0.6 * (until - now), pool, arrange)
         until = max(until, time.monotonic() + _LEAST_SEARCH_S)
-        is_first = self.plan is None
-        found = best_configurations(real, cutoff * _WORTH, self.num_stages, until, is_first)
+        # Low cutoffs first while there is no plan: far fewer labels stay.
+        least_s = self._part_bounds[self.part]
+        cutoffs = [factor * least_s for factor in _CUTOFFS]
+        if self.plan is not None:
+            cutoffs = [self.value_s * _WORTH]
+        for cutoff in cutoffs:
+            found = best_configurations(
+                real, min(cutoff, 1e9), self.num_stages, until, self.plan is None
+            )
+            if found:
+                break
         drafts: list[tuple[float, int, Draft]] = []
         for draft in drafts_of(self.instance, relaxed.classes, real, found[: 2 * _NUM_DRAFTS]):
             drafts.append((step_time_s(self.instance, draft), len(drafts), draft))
@@ -344,7 +368,7 @@ class Search:
             if time.monotonic() > self.part_deadline:
                 break
         for value_s, _, draft in sorted(drafts, key=lambda entry: entry[:2])[:1]:
-            if draft in self._polished:
+            if draft in self._polished or is_first:
                 continue
             better, _ = polish(
                 self.instance,
@@ -364,13 +388,17 @@ class Search:
             pricer = self.relaxed.pricer
             index = self.instance.cluster.device_index
             shape = column_shape(pricer.rates, sorted(index[device] for device in devices))
-            known = [stage.ring for stage in real_stages(pricer, shape)]
+            known = [stage.ring for stage in self._sharpener.arrange(pricer, shape)]
             self._rings[devices] = known
         return known
 
-    def _prove(self, relaxed: RelaxedProblem, deadline: float, most_labels: int) -> None:
-        """Bound from the relaxed problem, or proof that there is no plan."""
-        cutoff = self.value_s if self.plan is not None else self._worst_s(relaxed)
+    def _prove(
+        self, relaxed: RelaxedProblem, deadline: float, most_labels: int,
+        cutoff_s: float = math.inf,
+    ) -> None:  # fmt: skip
+        """Bound from the relaxed problem, or proof that there is no plan below the cutoff."""
+        worst = self.value_s if self.plan is not None else self._worst_s(relaxed)
+        cutoff = min(worst, cutoff_s)
         if self.backend != "dp" and not self._has_asked:
             self._has_asked = True
             now = time.monotonic()
@@ -394,7 +422,8 @@ class Search:
         )
         if optimum.bound_s > self._part_bounds[self.part]:
             self.proved_by = "dp"
-        if optimum.is_complete and optimum.configuration is None and self.plan is None:
+        has_none = optimum.is_complete and optimum.configuration is None
+        if has_none and self.plan is None and cutoff == worst:
             self.proved_by = "dp"
             self._no_plan(relaxed)
             return

@@ -13,16 +13,19 @@ from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
 from hexisolve.formulation.arrangement import arrange
-from hexisolve.formulation.bundles import BundledLayer
+from hexisolve.formulation.bundled_column import bundled_layer
+from hexisolve.formulation.column_bounds import PLAIN
+from hexisolve.formulation.host_memory import StagePlace
 from hexisolve.formulation.pipeline_table import Choice
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.relaxed_table import make_table, relaxed_problem, sharpened
 from hexisolve.formulation.stage_memory_bound import StateMode
-from hexisolve.formulation.stage_pricer import PLAIN, StagePricer
-from hexisolve.formulation.work import layer_load
+from hexisolve.formulation.stage_pricer import StagePricer
 from hexisolve.plan.evaluate import evaluate
+from hexisolve.solvers.small_optimum import SmallOptimiser
 from tests.formulation.regular_plans import regular_plans, regular_ring
 
+OPTIMISE = SmallOptimiser()
 MODES = (PLAIN, StateMode(3, "step"), StateMode(3, "chunk"))
 
 
@@ -53,12 +56,19 @@ def test_sharp_prices_stay_below_random_stages(cluster: str, kv_heads: int, cont
         )
         shape = column_shape(pricer.rates, numbers)
         for mode in MODES:
-            pricer.sharpen(shape, mode, time.monotonic() + 2.0)
-        relaxed = [pricer.layer_s(shape, mode) for mode in MODES]
+            pricer.bounds.sharpen(shape, mode, OPTIMISE, time.monotonic() + 2.0)
+        pricer.bounds.sharpen_passes(
+            shape, OPTIMISE, time.monotonic() + 2.0, np.full((1, 1, 4), 1e6)
+        )
+        passes = pricer.bounds.pass_s(shape)[0, 0]
+        relaxed = [pricer.bounds.layer_s(shape, mode) for mode in MODES]
         for _ in range(12):
-            real = arrange(pricer, regular_ring(problem, hosts, rng)).layer_s
-            for own, theirs in zip(relaxed, real, strict=True):
+            real = arrange(pricer, regular_ring(problem, hosts, rng))
+            for own, theirs in zip(relaxed, real.layer_s, strict=True):
                 assert (own <= theirs * (1 + 1e-9)).all()
+            forward_s, both_s = real.forward_s[0, 0], real.layer_s[0][0, 0]
+            assert passes[0] <= forward_s * (1 + 1e-9)
+            assert (passes[1:] <= (both_s - forward_s) * (1 + 1e-9)).all()
 
 
 def unequal() -> Instance:
@@ -79,18 +89,24 @@ def unequal() -> Instance:
 def test_the_table_stays_below_random_plans(problem: Instance) -> None:
     relaxed = relaxed_problem(problem)
     every = {(column.units, column.mode) for column in relaxed.columns}
-    relaxed = sharpened(relaxed, every, time.monotonic() + 5.0) or relaxed
+    relaxed = sharpened(relaxed, every, OPTIMISE, time.monotonic() + 5.0) or relaxed
     index = {(entry.column.units, entry.column.mode): entry for entry in relaxed.pool}
     count = 0
     for plan in regular_plans(problem, Random(3), 40):
         stages = plan.layout.replicas[0].stages
         units, entries, prices, choices = [], [], [], []
         for idx, stage in enumerate(stages):
+            after = len(stages) - 1 - idx
             used = {rank.device for rank in stage.ranks}
             key = tuple(
                 sum(used.issuperset(unit) for unit in entry.units) for entry in relaxed.classes
             )
-            found = index[key, StateMode(stage.zero, stage.zero3_gradients)]
+            mode = StateMode(stage.zero, stage.zero3_gradients)
+            found = index[key, mode]
+            place = StagePlace(after, int(idx == 0), stage.num_layers)
+            # Its own time is enough: a bound that rises above it would be wrong.
+            relaxed.pricer.join(found.shape, mode, place, 1e6, OPTIMISE, time.monotonic() + 0.3)
+            found = found._replace(prices=relaxed.pricer.price(found.shape, mode))
             units.append(np.eye(len(stages), dtype=np.int64)[idx])
             entries.append(found.entry_s)
             prices.append(found.prices)
@@ -105,12 +121,12 @@ def test_sharpening_only_raises_prices() -> None:
     problem = instance("mixed-16", 16, 32_768)
     coarse = relaxed_problem(problem)
     widest = max(((c.units, c.mode) for c in coarse.columns), key=lambda key: sum(key[0]))
-    sharp = sharpened(coarse, {widest})
+    sharp = sharpened(coarse, {widest}, OPTIMISE)
     assert sharp is not None
     before = {(e.column.units, e.column.mode): e.prices.time_s for e in coarse.pool}
     for entry in sharp.pool:
         assert (entry.prices.time_s >= before[entry.column.units, entry.column.mode]).all()
-    assert sharpened(sharp, {widest}) is None
+    assert sharpened(sharp, {widest}, OPTIMISE) is None
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.3, 0.9])
@@ -119,9 +135,10 @@ def test_no_more_than_enough_is_proved(share: float) -> None:
     problem = instance("mixed-32", 16, 65_536)
     pricer = StagePricer(problem, 4)
     shape = column_shape(pricer.rates, range(len(problem.cluster.devices)))
-    load = layer_load(problem, problem.model.layers[0], 65_536, shape.devices)
-    plain = float(pricer.layer_s(shape)[0, 0, 0])
-    layer = BundledLayer(load, "none", shape, problem.cost, 65_536, 128, share * plain)
-    layer.run(np.inf, time.monotonic() + 1.0)
+    plain = float(pricer.bounds.layer_s(shape)[0, 0, 0])
+    kind = problem.model.layers[0]
+    layer = bundled_layer(problem, kind, 65_536, shape, PLAIN, "none", OPTIMISE)
+    layer.expect(share * plain)
+    layer.run(np.inf, time.monotonic() + 2.0)
     assert 0.0 <= layer.bound_s <= share * plain
     assert share > 0.5 or layer.bound_s == pytest.approx(share * plain)

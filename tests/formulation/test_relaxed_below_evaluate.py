@@ -38,7 +38,7 @@ def assert_below(instance: Instance, plan: Plan) -> float:
         mode = StateMode(stage.zero, stage.zero3_gradients if stage.zero == 3 else "step")
         price = pricer.price(shape, mode)
         j, after = len(stages) - 1 - idx, num_layers - stage.layers[1]
-        relaxed_layers = pricer.layer_s(shape)
+        relaxed_layers = pricer.bounds.layer_s(shape)
         _assert_layers_below(instance, pricer, found, idx, relaxed_layers)
         prices.append(price)
         entries.append(pricer.entry_s(numbers))
