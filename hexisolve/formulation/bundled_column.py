@@ -84,14 +84,19 @@ def bundled_layer(
     mode: StateMode,
     policy: Policy,
     optimise: Optimise,
+    plain: BundledLayer | None = None,
 ) -> BundledLayer:
-    """A layer under one policy; no slower than on the fastest host alone."""
+    """A layer under one policy; no slower than on the fastest host alone.
+
+    `plain` is the same with nothing beside it: no bundles are faster with something.
+    """
     work = bundled_work(instance, kind, num_tokens, column, mode, {policy: 1.0})
     # A column without the other hosts is no slower, so nobody needs this one beyond that.
     alone_s = float(work.hosts[policy].alone_s(policy).min()) if work.load.is_proportional else 0.0
     longest = max(instance.workload.sequence_lengths)
     block = instance.workload.block_tokens if num_tokens == longest else 1
-    return BundledLayer(work, optimise, alone_s, -(-num_tokens // block))
+    floor_s = None if plain is None else plain.bound_of
+    return BundledLayer(work, optimise, alone_s, -(-num_tokens // block), floor_s)
 
 
 def bundled_pass(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +64,8 @@ class BundledLayer:
         The most that is wanted.
     num_blocks
         Blocks that tokens are dealt in.
+    floor_s
+        By bundles, what is known before; such bundles are looked at only when it matters.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class BundledLayer:
         optimise: Optimise,
         enough_s: float,
         num_blocks: int,
+        floor_s: Callable[[tuple[Bundle, ...]], float] | None = None,
     ) -> None:
         self.work, self._optimise, self._num_blocks = work, optimise, num_blocks
         self._order = itertools.count()
         self._programs: dict[BundledStage, BundleProgram] = {}
-        self._open: list[tuple[float, int, BundledStage, Box, FloatArray | None]] = []
+        self._open: list[tuple[float, int, BundledStage, Box | None, FloatArray | None]] = []
         self._closed_s = np.inf
+        self._closed_of: dict[tuple[Bundle, ...], float] = {}
         self._closed: tuple[float, BundledStage, FloatArray | None] | None = None
         self._target_s = enough_s if 2 <= len(work.any_hosts) <= MAX_HOSTS else 0.0
         # Bundles whose boxes are not cut down yet; their number is in the heap.
@@ -89,7 +93,9 @@ class BundledLayer:
                 if _is_first_of_twins(bundles, hosts):
                     stage = BundledStage(bundles, (None,) * len(bundles), None)
                     self._fresh.add(stage)
-                    self._push(stage, self._program(stage).first_box(), 0.0)
+                    floor = 0.0 if floor_s is None else floor_s(bundles)
+                    if floor < self._target_s:
+                        heapq.heappush(self._open, (floor, next(self._order), stage, None, None))
 
     @property
     def bound_s(self) -> float:
@@ -101,6 +107,12 @@ class BundledLayer:
     def is_done(self) -> bool:
         """Whether `run` cannot raise the bound."""
         return not self._open or self._open[0][0] >= min(self._target_s, self._closed_s)
+
+    def bound_of(self, bundles: tuple[Bundle, ...]) -> float:
+        """What is proved so far of stages with these bundles."""
+        closed = self._closed_of.get(bundles, np.inf)
+        own = [entry[0] for entry in self._open if entry[2].bundles == bundles]
+        return float(min(self._target_s, closed, *own))
 
     def expect(self, enough_s: float) -> None:
         """Ask for no more than this from now on."""
@@ -114,6 +126,9 @@ class BundledLayer:
         while not self.is_done and self.bound_s < pause_s and time.monotonic() < deadline:
             value, _, stage, box, point = heapq.heappop(self._open)
             program = self._program(stage)
+            if box is None:
+                self._push(stage, program.first_box(), value)
+                continue
             if stage in self._fresh:
                 self._fresh.discard(stage)
                 self._push(stage, program.shrunk(box, self._target_s), value)
@@ -131,6 +146,9 @@ class BundledLayer:
                     self._push(stage, part, value)
                 continue
             opened = self._with_groups(stage)
+            if not opened:
+                known = self._closed_of.get(stage.bundles, np.inf)
+                self._closed_of[stage.bundles] = min(known, value)
             if not opened and value < self._closed_s:
                 self._closed_s = value
                 self._closed = (value, stage, point)
@@ -162,6 +180,9 @@ class BundledLayer:
         What is still open of them is chosen bundle by bundle, the number of groups with the least
         seconds. Heads that were suggested before are not suggested again.
         """
+        while self._open and self._open[0][3] is None and self._open[0][0] < self._target_s:
+            value, _, stage, _, _ = heapq.heappop(self._open)
+            self._push(stage, self._program(stage).first_box(), value)
         found, stages = list[Suggestion](), set[tuple[Bundle, ...]]()
         least = [
             (value, stage, point)

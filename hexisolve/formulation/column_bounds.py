@@ -114,12 +114,22 @@ class ColumnBounds:
             return []
         key = (signature(shape), beside(mode))
         if key not in self._bundled:
-            self._bundled[key] = [
-                bundled_layer(self.instance, kind, tokens, shape, mode, policy, optimise)
+            plain: list[BundledLayer] = []
+            if beside(mode):
+                plain = self.bundled_layers(shape, PLAIN, optimise)
+            every = [
+                (tokens, kind, policy)
                 for tokens in self.lengths.tokens
                 for kind in self.kinds
                 for policy in POLICIES
             ]
+            self._bundled[key] = [
+                bundled_layer(
+                    self.instance, kind, tokens, shape, mode, policy, optimise,
+                    plain[number] if plain else None,
+                )
+                for number, (tokens, kind, policy) in enumerate(every)
+            ]  # fmt: skip
         return self._bundled[key]
 
     def sharpen(
@@ -181,8 +191,10 @@ class ColumnBounds:
             own.run(np.inf, deadline)
             bounds.append(own.bound_s)
         sharper = np.maximum(known, np.array(bounds).reshape(known.shape))
-        self._pass_s[key] = sharper
-        return bool((sharper > known * (1 + 1e-6)).any())
+        is_sharper = bool((sharper > known * (1 + 1e-6)).any())
+        if is_sharper:
+            self._pass_s[key] = sharper
+        return is_sharper
 
     def rows(self, shape: ColumnShape, mode: StateMode) -> dict[object, Any]:
         """Rows of bundles that were written before for a column and what moves beside a layer."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.bundled_column import bundled_work, launches_s
-from hexisolve.formulation.bundled_work import Ends, HostMemory
+from hexisolve.formulation.bundled_work import Bundle, Ends, HostMemory
 from hexisolve.formulation.bundles import BundledLayer, Suggestion
 from hexisolve.formulation.host_memory import StagePlace, host_memory
 from hexisolve.formulation.pipeline_table import FloatArray
@@ -42,6 +42,8 @@ class JointStage(NamedTuple):
         ``[policy]`` least seconds of a layer with gathers beside it, and with nothing.
     num_ends
         Layers that may have nothing beside them.
+    layers
+        Bounds of a layer by policy, and by bundles.
     smallest_stage
         Devices of a neighbour at least.
     known
@@ -56,6 +58,7 @@ class JointStage(NamedTuple):
     layer_s: FloatArray
     plain_s: FloatArray
     num_ends: int
+    layers: Sequence[BundledLayer]
     smallest_stage: int
     known: dict[object, Any]
 
@@ -155,8 +158,17 @@ def _with_ends(
         instance, instance.model.layers[0], longest, stage.column, stage.mode, weights, memory,
         stage.known, ends=ends,
     )  # fmt: skip
+
+    def floor_s(bundles: tuple[Bundle, ...]) -> float:
+        """Every layer on its own, with these bundles."""
+        own = (
+            count * layer.bound_of(bundles)
+            for layer, count in zip(stage.layers, counts, strict=True)
+        )
+        return sum(own) - num_ends * dearest
+
     num_blocks = -(-longest // instance.workload.block_tokens)
-    layers = BundledLayer(work, optimise, enough_s - launch_s, num_blocks)
+    layers = BundledLayer(work, optimise, enough_s - launch_s, num_blocks, floor_s)
     found = layers.suggestions()
     layers.run(enough_s - launch_s, deadline)
     found += layers.suggestions()

@@ -97,6 +97,7 @@ class StagePricer:
         # Least seconds of all layers of a stage, [j, place, layers], where they were bounded
         # jointly.
         self._joint_s: dict[object, FloatArray] = {}
+        self._repeated: dict[object, tuple[FloatArray, FloatArray]] = {}
 
     @property
     def is_simple(self) -> bool:
@@ -165,7 +166,8 @@ class StagePricer:
         live_tokens = self.lengths.live_tokens[min(j, self.lengths.num_chunks - 1)]
         stage = JointStage(
             shape, mode, sizes, place, live_tokens,
-            layer_s, plain_s, min(ends, num_layers), self.smallest_stage,
+            layer_s, plain_s, min(ends, num_layers),
+            self.bounds.bundled_layers(shape, mode, optimise), self.smallest_stage,
             self.bounds.rows(shape, mode),
         )  # fmt: skip
         enough_s = min(real_s - rest_s, 2.0 * num_layers * float(layer_s[2]))
@@ -242,7 +244,7 @@ class StagePricer:
             for idx, counts in enumerate(sizes.kind_counts):
                 forward += counts * pass_s[-1, idx, 0]
                 backward += counts * pass_s[-1, idx, 1]
-            again = self._recompute_s(shape, mode, sizes, start, stop, pass_s[:, :, 1:])[-1]
+            again = self._repeated_s(shape, mode, sizes, start, stop, pass_s)
         backward = backward + np.where(np.isfinite(again), again, 0.0)
         if mode.zero == 3 and len(shape.devices) > 1:
             gather = self._per_parameter(shape)[0]
@@ -253,6 +255,18 @@ class StagePricer:
             head_s = flop / sum(device.dense_flop_per_s for device in shape.devices)
             forward, backward = forward + head_s, backward + 2.0 * head_s
         return forward, backward
+
+    def _repeated_s(
+        self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, start: int, stop: int,
+        pass_s: FloatArray,
+    ) -> FloatArray:  # fmt: skip
+        """Least seconds that recompute adds to B of the shortest chunk; remembered."""
+        key = (signature(shape), mode, start)
+        known = self._repeated.get(key)
+        if known is None or known[0] is not pass_s:
+            again = self._recompute_s(shape, mode, sizes, start, stop, pass_s[:, :, 1:])[-1]
+            known = self._repeated[key] = pass_s, again
+        return known[1]
 
     def _stage_s(
         self, shape: ColumnShape, mode: StateMode, sizes: StageSizes, is_last: bool, length: int,

@@ -60,9 +60,12 @@ def regular_ring(instance: Instance, hosts: list[str], rng: Random) -> tuple[Hea
                                      for h in bundle])  # fmt: skip
         # Blocks are dealt to the groups in turn, then to the ranks of the group.
         dealt = {host: evenly(tokens[host], number) for host in bundle}
+        firsts = [sum(heads[:place]) for place in range(len(bundle))]
+        turns = rng.random() < 0.5  # there and back in turn: the same heads, in another order
         for idx in range(number):
-            ranks, first = [], 0
-            for host, count in zip(bundle, heads, strict=True):
+            ranks = []
+            own_heads = list(zip(bundle, heads, firsts, strict=True))
+            for host, count, first in own_heads[:: -1 if turns and idx % 2 else 1]:
                 size = len(members[host]) // number
                 own = members[host][idx * size : (idx + 1) * size]
                 shares = zip(own, evenly(dealt[host][idx], size), evenly(count, size), strict=True)
