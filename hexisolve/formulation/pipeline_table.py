@@ -113,6 +113,22 @@ class PipelineTable:
             after += choice.num_layers
         return self.value_of(configuration, seconds[::-1])
 
+    def worst_s(self) -> float:
+        """A step time that no configuration exceeds."""
+        finite = self.time_s[self.time_s < math.inf]
+        if not finite.size:
+            return 1.0
+        # Rows take the shortest chunk and, where chunks differ, the sum over all of them.
+        longest = float(self.total_s[self.total_s < math.inf].max())
+        finish = float(self.finish_s[self.finish_s < math.inf].max())
+        slowest = float(finite.max() + self.entry_s.max())
+        return (
+            2 * (self.num_chunks + self.max_stages) * self.max_stages * slowest
+            + longest
+            + finish
+            + 1.0
+        )
+
     def value_of(self, configuration: Configuration, seconds: Sequence[StageSeconds]) -> float:
         """The same for other seconds of the stages, in order."""
         behind, worst, finish = nothing_behind(), 0.0, 0.0

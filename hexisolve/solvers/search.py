@@ -177,9 +177,11 @@ class Search:
         self._plans(relaxed, [*self._met_units(relaxed), *simple[:_NUM_SIMPLE]], is_first=True)
         if self.plan is None:
             self._plans(relaxed, self._next_units(relaxed, wanted), 0.3)
+        share = 0.4  # better plans half-way, so that less has to be proved
         while time.monotonic() < self.part_deadline - _LEAST_SEARCH_S:
             before = self.bound_s, self.value_s
-            relaxed = self._sharpen(relaxed, self._time_left(0.75))
+            relaxed = self._sharpen(relaxed, self._time_left(share))
+            share = 0.9
             if self._is_settled():
                 return
             self._plans(relaxed, self._met_units(relaxed))
@@ -200,7 +202,9 @@ class Search:
     def _first_bound(self, relaxed: RelaxedProblem) -> None:
         """A bound and what it is made of: low cutoffs first, where little has to be looked at."""
         # A library is asked once, so about everything.
-        for factor in _CUTOFFS if self.backend == "dp" else _CUTOFFS[-1:]:
+        places = 0 if self.backend == "dp" else count_places(relaxed.table, relaxed.table.worst_s())
+        self._has_asked = not 0 < places <= _MAX_PLACES
+        for factor in _CUTOFFS if self._has_asked else _CUTOFFS[-1:]:
             cutoff = factor * self._part_bounds[self.part]
             self._prove(relaxed, self._time_left(0.3), most_labels=256, cutoff_s=cutoff)
             if self._met or self.is_closed or self.is_refuted:
@@ -397,7 +401,7 @@ class Search:
         cutoff_s: float = math.inf,
     ) -> None:  # fmt: skip
         """Bound from the relaxed problem, or proof that there is no plan below the cutoff."""
-        worst = self.value_s if self.plan is not None else self._worst_s(relaxed)
+        worst = self.value_s if self.plan is not None else relaxed.table.worst_s()
         cutoff = min(worst, cutoff_s)
         if self.backend != "dp" and not self._has_asked:
             self._has_asked = True
@@ -480,19 +484,3 @@ class Search:
             self._no_plan(relaxed)
             return
         self._raise_bound(closing.bound_s)
-
-    def _worst_s(self, relaxed: RelaxedProblem) -> float:
-        """A step time that no configuration of the table exceeds."""
-        times = relaxed.table.time_s
-        finite = times[times < math.inf]
-        if not finite.size:
-            return 1.0
-        # Rows take the shortest chunk and, where chunks differ, the sum over all of them.
-        totals = relaxed.table.total_s
-        longest = float(totals[totals < math.inf].max())
-        finish = relaxed.table.finish_s[relaxed.table.finish_s < math.inf].max()
-        entry = relaxed.table.entry_s.max()
-        num_stages = relaxed.table.max_stages
-        n = relaxed.table.num_chunks
-        passes = 2 * (n + num_stages) * num_stages * (finite.max() + entry)
-        return float(passes + longest + finish + 1.0)

@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 from hexisolve.data.instance import Instance
@@ -20,6 +22,8 @@ from hexisolve.plan.plan import Plan
 from hexisolve.solvers.result import Progress, Result, Status
 
 logger = logging.getLogger(__name__)
+
+_FEW_COLLECTIONS = 200_000  # new objects between two passes
 
 Backend = Literal[
     "cp-sat", "dp", "cbc", "highs", "mathopt-gscip", "mathopt-cp-sat", "mathopt-highs",
@@ -95,11 +99,26 @@ def solve(
     if start is not None:
         search.accept_start(start)
     try:
-        search.run()
+        with _rare_collections():
+            search.run()
     except KeyboardInterrupt:
         logger.info("interrupted: the best plan so far is kept")
         return search.result("interrupted")
     return search.result(search.limit)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Fewer passes over all objects: a search keeps many, and hardly any in cycles.
+
+    They cost up to a third of the time. The process's setting comes back at the end.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], _FEW_COLLECTIONS) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _check_arguments(
