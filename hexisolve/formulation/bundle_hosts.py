@@ -13,6 +13,8 @@ from hexisolve.formulation.relaxed_layer import ColumnShape
 from hexisolve.formulation.work import REPEATS, LayerLoad
 from hexisolve.plan.plan import Policy
 
+_UNLIMITED = 1e18  # bytes/s, where nothing is known
+
 
 @dataclass(frozen=True, eq=False)
 class Hosts:
@@ -121,7 +123,8 @@ def hosts_of(load: LayerLoad, policy: Policy, column: ColumnShape) -> Hosts:
                 load.dense_s[own[0]] / len(own),
                 load.attention_forward_s[own[0]] / len(own),
                 attention_backward[own[0]] / len(own),
-                *rates.get(tuple(host), (np.inf, np.inf)),
+                # The border of a host of one device is that device's.
+                *rates.get(tuple(host), (device if len(own) == 1 else _UNLIMITED,) * 2),
                 device,
                 device,
                 *_slowest_parts(parts, host),

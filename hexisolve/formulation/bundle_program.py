@@ -65,7 +65,7 @@ class BundleProgram:
         self.names = names = rows.names
         hosts = self.hosts = rows.hosts
         groups = [number or 1 for number in stage.groups]
-        self.hops_s = (sum(groups) - 1) * work.weighted_hop_s
+        self._numbers = groups
         self.head_step = (rows.per_group / work.load.query_heads).tolist()
         self._head = 1.0 / work.load.query_heads
         self._block = work.margins.block
@@ -126,13 +126,22 @@ class BundleProgram:
                 top[host] = max(bottom[host], top[host])
         return Box(tuple(low), tuple(high), tuple(few), tuple(many))
 
+    def _hops_s(self, box: Box) -> float:
+        """Launches of hops between groups that have tokens, as many as the box makes sure of."""
+        block, filled = self._block or self.work.margins.uneven, 0
+        for bundle, number in zip(self.stage.bundles, self._numbers, strict=True):
+            blocks = max(floor(box.least_tokens[h] / block + _ROUND) for h in bundle)
+            filled += min(number, blocks)
+        return max(filled - 1, 0) * self.work.weighted_hop_s
+
     def relaxation(self, box: Box, target_s: float, cost: FloatArray | None = None) -> Relaxation:
         """The relaxed optimum of a box below the target, of the seconds or of another cost."""
-        program = self._in_box(box, target_s - self.hops_s)
+        hops_s = self._hops_s(box)
+        program = self._in_box(box, target_s - hops_s)
         if cost is not None:
             program = replace(program, cost=cost)
         value, point = least(program, self._optimise)
-        return Relaxation(value + (self.hops_s if cost is None else 0.0), point)
+        return Relaxation(value + (hops_s if cost is None else 0.0), point)
 
     def _in_box(self, box: Box, target_s: float) -> SmallProgram:
         names, program = self.names, self._program

@@ -277,10 +277,11 @@ class BundleRows:
         group gets those of another.
         """
         number = self.groups[host]
-        if not self.has_ring and number == 1:
-            return {}
+        if not self.has_ring and (number == 1 or port.is_host):
+            return {}  # every group has the same heads of a host in that host
         first, groups = self.missing[self.bundle_of[host]]
-        seconds = num_bytes(number > 1) * port.share / port.rate
+        # What crosses the border of a host comes from the bundle before.
+        seconds = num_bytes(number > 1 and not port.is_host) * port.share / port.rate
         heads, pairs = port.heads
         return {heads: seconds * first, pairs: -seconds / groups}
 
@@ -410,7 +411,7 @@ class BundleRows:
             if self.has_ring:
                 passed.append((names.absent[idx], -load.ring_forward_bytes / rate))
             ways: list[tuple[list[tuple[int, float]], float, Policy | None]] = [
-                (passed, gather * enter, None)
+                (passed, gather * enter - self._launched_s(None), None)
             ]
             for policy, own in backward.items():
                 passed = [*own]
@@ -418,19 +419,30 @@ class BundleRows:
                     again = REPEATS[policy][4] * load.ring_forward_bytes
                     passed.append((names.absent[idx], -(visiting + again) / rate))
                     passed += self._returned(idx, returning / rate)
-                ways.append((passed, back * enter, policy))
+                ways.append((passed, back * enter - self._launched_s(policy), policy))
             for passed, seconds, policy_of in ways:
                 add(passed, seconds)
                 if len(bundle) == 1:
                     self._entered(bundle[0], passed, seconds, policy_of)
         for host in range(len(self.hosts)):
-            add(forward, gather / float(self.hosts.device_in[host]))
-            for own in backward.values():
-                add(own, back / float(self.hosts.device_in[host]))
+            port_rate = float(self.hosts.device_in[host])
+            add(forward, gather / port_rate - self._launched_s(None))
+            for policy, own in backward.items():
+                add(own, back / port_rate - self._launched_s(policy))
             for port in self._ports(host):
                 self._moved_through(port, host, forward, None)
                 for policy, own in backward.items():
                     self._moved_through(port, host, own, policy)
+
+    def _launched_s(self, policy: Policy | None) -> float:
+        """Launches of a pass: they are part of what hides the gathers, and counted elsewhere."""
+        hops = sum(number or 1 for number in self.stage.groups) - 1
+        any_policy, hop_s = next(iter(self.work.hop_s.items()))
+        launch_s = hop_s / (2 + REPEATS[any_policy][4])
+        if policy is None:
+            return self.work.pass_launch_s + hops * launch_s
+        again, launches = REPEATS[policy][4:]
+        return self.work.pass_launch_s * launches + hops * launch_s * (1 + again)
 
     def _entered(
         self, host: int, passed: list[tuple[int, float]], seconds: float, policy: Policy | None
@@ -452,6 +464,10 @@ class BundleRows:
                 terms, constant = self._swapped(
                     port, policy, port.rate if is_entry else port.rate_out
                 )
+                if not is_entry:
+                    # The last device may have a block less than the average.
+                    few = self.hosts.num_devices[end] * self.work.margins.uneven
+                    constant -= float(few) * sum(terms.values())
                 self.rows.add([*passed, *_less(terms)], seconds + constant)
 
     def _swapped(self, port: _Port, policy: Policy | None, rate: float) -> tuple[Weights, float]:
@@ -482,7 +498,8 @@ class BundleRows:
         swapped, constant = self._swapped(port, policy, port.rate)
         for variable, seconds in swapped.items():
             terms[variable] = terms.get(variable, 0.0) + seconds
-        self.rows.add([*passed, *_less(terms)], moved / port.rate + constant)
+        least = moved / port.rate + constant - self._launched_s(policy)
+        self.rows.add([*passed, *_less(terms)], least)
 
     def _entries(self, host: int) -> int:
         """How often a ring of all ranks enters a host of a bundle of several.

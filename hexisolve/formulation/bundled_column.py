@@ -64,6 +64,7 @@ def bundled_work(
         ),
         moved=moved_bytes(instance, kind, mode, len(column.devices)),
         hop_s={policy: launch_s * (2 + REPEATS[policy][4]) for policy in weights},
+        pass_launch_s=launch_s * instance.cost.launches_per_layer,
         forwards=forwards,
         ends=ends,
         memory=memory,

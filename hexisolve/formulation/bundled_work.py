@@ -85,6 +85,8 @@ class BundledWork:
         Bytes that enter every device beside forward and backward, around a ring of all devices.
     hop_s
         Launches of a hop of the ring, F and B, by policy.
+    pass_launch_s
+        Launches of a forward without hops. Seconds of passes do not count launches.
     ends
         Policy, and how many forwards and backwards of it have nothing moving beside them.
     memory
@@ -99,6 +101,7 @@ class BundledWork:
     margins: Margins
     moved: tuple[float, float]
     hop_s: Mapping[Policy, float]
+    pass_launch_s: float
     forwards: float | None = None
     ends: Ends | None = None
     memory: HostMemory | None = None

@@ -61,7 +61,11 @@ class ColumnBounds:
     def bundles_say_all(self, shape: ColumnShape) -> bool:
         """Whether stages of the column are bounded by bundles of few hosts, memory included."""
         is_known = self.is_simple and self.has_bundles and is_bundled(shape)
-        return is_known and len(shape.hosts) <= MAX_HOSTS
+        if not is_known or len(shape.hosts) > MAX_HOSTS:
+            return False
+        # The group with the front of a sequence has fewer pairs where a window cuts the others.
+        load = layer_load(self.instance, self.kinds[0], self.lengths.tokens[0], shape.devices)
+        return load.is_proportional
 
     def layer_s(self, shape: ColumnShape, mode: StateMode = PLAIN) -> FloatArray:
         """``[length, kind, policy]`` least F + B seconds of a layer with gathers beside it."""

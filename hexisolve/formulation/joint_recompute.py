@@ -88,7 +88,7 @@ def _cheapest_counts(
 ) -> list[tuple[float, tuple[int, int, int]]]:
     """(seconds, layers of each policy) that pooled memory allows, cheapest first."""
     num_layers = stage.place.num_layers
-    dearer = np.maximum(np.diff(stage.layer_s), 0.0)
+    dearer = np.diff(np.maximum.accumulate(stage.layer_s))
     again, full = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
     seconds = num_layers * stage.layer_s[0] + (again + full) * dearer[0] + full * dearer[1]
     seconds = seconds - stage.num_ends * max(float((stage.layer_s - stage.plain_s).max()), 0.0)
