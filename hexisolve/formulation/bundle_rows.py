@@ -10,47 +10,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from hexisolve.formulation.bundled_work import BundledStage, BundledWork, HostMemory, Variables
+from hexisolve.formulation.bundled_work import (
+    BundledStage,
+    BundledWork,
+    HostMemory,
+    Port,
+    Variables,
+    Weights,
+    less,
+)
+from hexisolve.formulation.gathered_rows import add_gathered
 from hexisolve.formulation.pipeline_table import FloatArray
 from hexisolve.formulation.small_program import Rows
 from hexisolve.formulation.work import REPEATS
 from hexisolve.plan.plan import Policy
-
-Weights = dict[int, float]
-
-
-class _Port(NamedTuple):
-    """A border inside or around a host, seen from behind it.
-
-    Parameters
-    ----------
-    is_host
-        Whether it is the border of the host.
-    rate, rate_out
-        Bytes/s in and out.
-    share
-        Of the host's heads in a group that are behind it.
-    heads
-        Variables: heads, and the bundle's tokens times heads, that count at this port.
-    into, out
-        Others' tokens times the own heads, and own tokens times the others' heads, at least.
-    into_least, out_least
-        Constants of these.
-    """
-
-    is_host: bool
-    rate: float
-    rate_out: float
-    share: float
-    heads: tuple[int, int]
-    into: Weights
-    out: Weights
-    into_least: float
-    out_least: float
 
 
 class BundleRows:
@@ -86,7 +62,7 @@ class BundleRows:
             (1.0 - work.margins.odd - own, float(number or 1))
             for own, number in zip(slack, stage.groups, strict=True)
         ]
-        self._known_ports: dict[int, list[_Port]] = {}
+        self._known_ports: dict[int, list[Port]] = {}
         self._shares()
         self._memory()
         self._compute()
@@ -95,7 +71,7 @@ class BundleRows:
             self._own_ring(host)
             self._exchange(host)
         if work.moved[0]:
-            self._moved()
+            add_gathered(self)
         self._tie()
 
     def _tie(self) -> None:
@@ -257,7 +233,7 @@ class BundleRows:
                 absent = names.absent[idx]
                 add([(names.ring, 1.0), (absent, -load.ring_forward_bytes / rate)])
                 back = [(names.ring_back, 1.0), (absent, -visiting / rate)]
-                add([*back, *self._returned(idx, returning / rate)])
+                add([*back, *self.returned(idx, returning / rate)])
         for forward in self._forwards:
             add([(forward, 1.0), (names.slowest_dense, -1.0), (names.ring, -1.0)])
         for policy, backward in self._backwards:
@@ -265,12 +241,12 @@ class BundleRows:
             late = [(names.slowest_dense, -times), (names.ring_back, -1.0), (names.ring, -again)]
             add([(backward, 1.0), *late])
 
-    def _returned(self, bundle: int, factor: float) -> list[tuple[int, float]]:
+    def returned(self, bundle: int, factor: float) -> list[tuple[int, float]]:
         """DK and dV that enter a bundle: what the bundle before it misses."""
         before = self.before(bundle)
         return [] if before is None else [(self.names.absent[before], -factor)]
 
-    def _heads_ring(self, port: _Port, host: int, num_bytes: Callable[[bool], float]) -> Weights:
+    def heads_ring(self, port: Port, host: int, num_bytes: Callable[[bool], float]) -> Weights:
         """K, V that pass a port for the heads behind it, in seconds.
 
         `num_bytes` of all heads, told whether dK, dV of the own bundle return: a bundle of one
@@ -285,7 +261,7 @@ class BundleRows:
         heads, pairs = port.heads
         return {heads: seconds * first, pairs: -seconds / groups}
 
-    def _ring_bytes(self, policy: Policy | None) -> Callable[[bool], float]:
+    def ring_bytes(self, policy: Policy | None) -> Callable[[bool], float]:
         """Of all heads into somebody who has nothing; forward without a policy, else backward."""
         load = self.work.load
         if policy is None:
@@ -297,31 +273,31 @@ class BundleRows:
     def _own_ring(self, host: int) -> None:
         """The ring at the ports of a host's devices."""
         names, add = self.names, self.rows.add
-        for port in self._ports(host):
+        for port in self.ports(host):
             if port.is_host:
                 continue
-            terms = self._heads_ring(port, host, self._ring_bytes(None))
+            terms = self.heads_ring(port, host, self.ring_bytes(None))
             for forward in self._forwards:
-                add([(forward, 1.0), (names.slowest_dense, -1.0), *_less(terms)])
+                add([(forward, 1.0), (names.slowest_dense, -1.0), *less(terms)])
             for policy, backward in self._backwards:
                 times = 2.0 + REPEATS[policy][0]
-                terms = self._heads_ring(port, host, self._ring_bytes(policy))
-                add([(backward, 1.0), (names.slowest_dense, -times), *_less(terms)])
+                terms = self.heads_ring(port, host, self.ring_bytes(policy))
+                add([(backward, 1.0), (names.slowest_dense, -times), *less(terms)])
 
-    def _ports(self, host: int) -> list[_Port]:
+    def ports(self, host: int) -> list[Port]:
         """The border of a host that shares its heads; of one device and of a part, groups known."""
         if host not in self._known_ports:
             self._known_ports[host] = self._find_ports(host)
         return self._known_ports[host]
 
-    def _find_ports(self, host: int) -> list[_Port]:
-        found, hosts, names = list[_Port](), self.hosts, self.names
+    def _find_ports(self, host: int) -> list[Port]:
+        found, hosts, names = list[Port](), self.hosts, self.names
         tokens, heads = names.tokens[host], names.heads[host]
         pairs, own = names.pairs[host], names.own[host]
         if not self.alone[host]:
             into, out = {pairs: 1.0, own: -1.0}, {tokens: 1.0, own: -1.0}
             rates = float(hosts.rate_in[host]), float(hosts.rate_out[host])
-            found.append(_Port(True, *rates, 1.0, (heads, pairs), into, out, 0.0, 0.0))
+            found.append(Port(True, *rates, 1.0, (heads, pairs), into, out, 0.0, 0.0))
         number = float(self.groups[host])
         if not number:
             return found
@@ -342,7 +318,7 @@ class BundleRows:
                 crossing = size / hosts.num_devices[host] * (1.0 - share)
                 shares = {tokens: crossing}
                 few = -crossing * uneven * number
-                port = _Port(False, *rates, share, mine_heads, shares, shares, few, few)
+                port = Port(False, *rates, share, mine_heads, shares, shares, few, few)
             else:
                 spread, odd = uneven * size / numbers, self.work.margins.odd
                 times = numbers * share
@@ -354,15 +330,15 @@ class BundleRows:
                     tokens: numbers * mine, own: -times * mine, heads: times * spread,
                 }  # fmt: skip
                 least = -float(numbers * spread)
-                port = _Port(False, *rates, share, mine_heads, into, out, 0.0, least)
+                port = Port(False, *rates, share, mine_heads, into, out, 0.0, least)
             found.append(port)
         return found
 
     def _exchange(self, host: int) -> None:
         """All-to-all across every border: what enters, and what leaves."""
         names = self.names
-        total = self._bytes[0] + self._bytes[1]
-        for port in self._ports(host):
+        total = self.exchanged_bytes[0] + self.exchanged_bytes[1]
+        for port in self.ports(host):
             ways = (
                 (names.swap, port.into, port.into_least, port.rate),
                 (names.swap, port.out, port.out_least, port.rate_out),
@@ -374,155 +350,19 @@ class BundleRows:
                 self.rows.add([(seconds, 1.0), *less], total / rate * constant)
 
     @property
-    def _bytes(self) -> tuple[float, float]:
+    def exchanged_bytes(self) -> tuple[float, float]:
         """Bytes of q, K and V, and of the outputs."""
         return self.work.load.query_bytes + self.work.load.kv_bytes, self.work.load.output_bytes
 
     def swap_terms(self, policy: Policy | None) -> Weights:
         """All-to-all seconds of a pass: forward without a policy, else backward with it."""
-        qkv, output = self._bytes
+        qkv, output = self.exchanged_bytes
         there, back = qkv / (qkv + output), output / (qkv + output)
         names = self.names
         if policy is None:
             return {names.swap: there, names.swap_back: back}
         before, after = REPEATS[policy][2:4]
         return {names.swap: back + before * there, names.swap_back: there + after * back}
-
-    def _moved(self) -> None:
-        """Gathers and gradient sums pass the borders beside exchanges and the ring.
-
-        A pass lasts at least what all of that needs on one edge, one after the other.
-        """
-        names, add, load = self.names, self.rows.add, self.work.load
-        gather, back = self.work.moved
-        forward = [(names.forward, 1.0), *self.swap_terms(None).items()]
-        visiting, returning = load.ring_backward_bytes
-        backward = {
-            policy: [(names.backward[policy], 1.0), *self.swap_terms(policy).items()]
-            for policy in names.backward
-        }
-        for idx, (bundle, rate) in enumerate(zip(self.stage.bundles, self.rates, strict=True)):
-            # Moved bytes enter a host whenever a ring of all ranks comes back to it: every group
-            # leads through all hosts of its bundle, the first of them is entered from outside.
-            number = self.stage.groups[idx] or 1
-            entries = number * (len(bundle) - 1) + self.has_ring
-            enter = max(len(bundle), entries) / rate
-            passed = [*forward]
-            if self.has_ring:
-                passed.append((names.absent[idx], -load.ring_forward_bytes / rate))
-            ways: list[tuple[list[tuple[int, float]], float, Policy | None]] = [
-                (passed, gather * enter - self._launched_s(None), None)
-            ]
-            for policy, own in backward.items():
-                passed = [*own]
-                if self.has_ring:
-                    again = REPEATS[policy][4] * load.ring_forward_bytes
-                    passed.append((names.absent[idx], -(visiting + again) / rate))
-                    passed += self._returned(idx, returning / rate)
-                ways.append((passed, back * enter - self._launched_s(policy), policy))
-            for passed, seconds, policy_of in ways:
-                add(passed, seconds)
-                if len(bundle) == 1:
-                    self._entered(bundle[0], passed, seconds, policy_of)
-        for host in range(len(self.hosts)):
-            port_rate = float(self.hosts.device_in[host])
-            add(forward, gather / port_rate - self._launched_s(None))
-            for policy, own in backward.items():
-                add(own, back / port_rate - self._launched_s(policy))
-            for port in self._ports(host):
-                self._moved_through(port, host, forward, None)
-                for policy, own in backward.items():
-                    self._moved_through(port, host, own, policy)
-
-    def _launched_s(self, policy: Policy | None) -> float:
-        """Launches of a pass: they are part of what hides the gathers, and counted elsewhere."""
-        hops = sum(number or 1 for number in self.stage.groups) - 1
-        any_policy, hop_s = next(iter(self.work.hop_s.items()))
-        launch_s = hop_s / (2 + REPEATS[any_policy][4])
-        if policy is None:
-            return self.work.pass_launch_s + hops * launch_s
-        again, launches = REPEATS[policy][4:]
-        return self.work.pass_launch_s * launches + hops * launch_s * (1 + again)
-
-    def _entered(
-        self, host: int, passed: list[tuple[int, float]], seconds: float, policy: Policy | None
-    ) -> None:
-        """The hop into a host that has all heads goes on to its first device.
-
-        It comes from the last device of the host before. What moves waits, each for itself, for
-        the slowest edge on that way: the ring and gathers for the border of the host, all-to-all
-        for that of a device or of its part. Where heads are not even, nothing is said.
-        """
-        before = self.before(int(self.bundle_of[host]))
-        ends = [(host, True)]
-        if self.has_ring and before is not None and len(self.stage.bundles[before]) == 1:
-            ends.append((self.stage.bundles[before][0], False))
-        for end, is_entry in ends:
-            if self.work.load.query_heads % int(self.per_group[end]):
-                continue
-            for port in self._ports(end):
-                terms, constant = self._swapped(
-                    port, policy, port.rate if is_entry else port.rate_out
-                )
-                if not is_entry:
-                    # The last device may have a block less than the average.
-                    few = self.hosts.num_devices[end] * self.work.margins.uneven
-                    constant -= float(few) * sum(terms.values())
-                self.rows.add([*passed, *_less(terms)], seconds + constant)
-
-    def _swapped(self, port: _Port, policy: Policy | None, rate: float) -> tuple[Weights, float]:
-        """Seconds of all-to-all through a port in a pass, at least: terms and a constant.
-
-        Inwards; of a host that has all heads as much leaves.
-        """
-        qkv, output = self._bytes
-        # Forward brings others' q, K, V for the own heads, and outputs back to the own tokens.
-        into, out = qkv, output
-        if policy is not None:
-            _, _, before, after, _, _ = REPEATS[policy]
-            into, out = output + before * qkv, qkv + after * output
-        terms: Weights = {}
-        for num_bytes, shares in ((into, port.into), (out, port.out)):
-            for variable, share in shares.items():
-                terms[variable] = terms.get(variable, 0.0) + num_bytes * share / rate
-        return terms, (into * port.into_least + out * port.out_least) / rate
-
-    def _moved_through(
-        self, port: _Port, host: int, passed: list[tuple[int, float]], policy: Policy | None
-    ) -> None:
-        """Everything that enters at one port in a pass: gathers, all-to-all, the ring."""
-        moved = self.work.moved[policy is not None]
-        if port.is_host:
-            moved *= self._entries(host) * port.rate / self._widest(host)
-        terms = self._heads_ring(port, host, self._ring_bytes(policy))
-        swapped, constant = self._swapped(port, policy, port.rate)
-        for variable, seconds in swapped.items():
-            terms[variable] = terms.get(variable, 0.0) + seconds
-        least = moved / port.rate + constant - self._launched_s(policy)
-        self.rows.add([*passed, *_less(terms)], least)
-
-    def _entries(self, host: int) -> int:
-        """How often a ring of all ranks enters a host of a bundle of several.
-
-        Of two hosts each group has one change; a hop from one to the other waits for the one that
-        is entered, or left, more often. Of more hosts two groups enter each once at least, there
-        and back in turn.
-        """
-        number = int(self.groups[host]) or 1
-        if len(self.stage.bundles[self.bundle_of[host]]) > 2:
-            return max(1, number // 2)
-        if self.has_ring and number == 1:
-            return 1
-        return -(-(number + self.has_ring) // 2)
-
-    def _widest(self, host: int) -> float:
-        """Bytes/s of the widest border in the bundle of a host."""
-        own = list(self.stage.bundles[self.bundle_of[host]])
-        return float(max(self.hosts.rate_in[own].max(), self.hosts.rate_out[own].max()))
-
-
-def _less(terms: Weights) -> list[tuple[int, float]]:
-    return [(variable, -weight) for variable, weight in terms.items()]
 
 
 def known_rows(work: BundledWork, stage: BundledStage) -> BundleRows:

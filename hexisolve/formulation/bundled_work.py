@@ -170,3 +170,41 @@ class Variables:
         # Passes at the ends, with nothing beside them.
         self.plain = take(2) if has_ends else []  # forward and backward
         self.count = next(numbers)
+
+
+Weights = dict[int, float]
+
+
+class Port(NamedTuple):
+    """A border inside or around a host, seen from behind it.
+
+    Parameters
+    ----------
+    is_host
+        Whether it is the border of the host.
+    rate, rate_out
+        Bytes/s in and out.
+    share
+        Of the host's heads in a group that are behind it.
+    heads
+        Variables: heads, and the bundle's tokens times heads, that count at this port.
+    into, out
+        Others' tokens times the own heads, and own tokens times the others' heads, at least.
+    into_least, out_least
+        Constants of these.
+    """
+
+    is_host: bool
+    rate: float
+    rate_out: float
+    share: float
+    heads: tuple[int, int]
+    into: Weights
+    out: Weights
+    into_least: float
+    out_least: float
+
+
+def less(terms: Weights) -> list[tuple[int, float]]:
+    """What is needed, on the other side of a row."""
+    return [(variable, -weight) for variable, weight in terms.items()]
