@@ -18,6 +18,7 @@ from typing import Literal, get_args
 
 from hexisolve.data.instance import Instance
 from hexisolve.errors import InstanceError, PlanError
+from hexisolve.formulation.units import unit_classes
 from hexisolve.plan.plan import Plan
 from hexisolve.solvers.result import Progress, Result, Status
 
@@ -97,6 +98,7 @@ def solve(
         on_progress=on_progress,
     )
     if start is not None:
+        _check_start(start, stages)
         search.accept_start(start)
     try:
         with _rare_collections():
@@ -139,11 +141,36 @@ def _check_arguments(
         raise InstanceError.single(
             "backend", backend, "is unknown", f"use one of {', '.join(BACKENDS)}"
         )
-    if stages is not None and not 1 <= stages <= instance.model.num_layers:
+    if stages is not None:
+        _check_stages(instance, stages)
+
+
+def _check_stages(instance: Instance, stages: int) -> None:
+    """At most a layer, and a unit of the plan space, for each stage."""
+    num_layers = instance.model.num_layers
+    if not 1 <= stages <= num_layers:
         raise InstanceError.single(
-            "stages", stages, f"must lie in 1..{instance.model.num_layers}",
-            f"the model has {instance.model.num_layers} layers",
+            "stages", stages, f"must lie in 1..{num_layers}", f"the model has {num_layers} layers"
+        )
+    units = [unit for entry in unit_classes(instance.cluster) for unit in entry.units]
+    if stages > len(units):
+        largest = max(map(len, units))
+        raise InstanceError.single(
+            "stages", stages, f"must lie in 1..{len(units)}",
+            f"the solver gives a stage whole units of up to {largest} devices, and there are"
+            f" {len(units)} (docs/plan-space.md)",
         )  # fmt: skip
+
+
+def _check_start(start: Plan, stages: int | None) -> None:
+    """A start has the number of stages that is asked for."""
+    for replica in start.layout.replicas:
+        number = len(replica.stages)
+        if stages not in (None, number):
+            raise InstanceError.single(
+                "start", f"a plan of {number} stages", f"must have the {stages} stages asked for",
+                "leave out stages, or start from another plan",
+            )  # fmt: skip
 
 
 __all__ = ["BACKENDS", "Backend", "PlanError", "Progress", "Result", "Status", "solve"]

@@ -265,3 +265,20 @@ def test_works_from_a_folder_with_a_space_and_an_accent(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, str(script)], cwd=folder, env=environment, check=True, timeout=120
     )
+
+
+def test_more_stages_than_units_are_refused() -> None:
+    with pytest.raises(InstanceError, match=r"stages: must lie in 1\.\.2"):
+        solve(instance(cluster([{}, {}])), stages=3)
+    large = replace(instance(Cluster.read("mixed-16"), layers=8), model=llama_like(
+        "eight", 64, 8, 4, 2, 160, 128, head_dim=16))  # fmt: skip
+    with pytest.raises(InstanceError, match="whole units"):
+        solve(large, stages=5)
+
+
+def test_a_start_has_the_stages_that_are_asked_for() -> None:
+    problem = instance(cluster([{"speed": 60}, {"speed": 40}]))
+    start = solved(problem, stages=2).plan
+    with pytest.raises(InstanceError, match="a plan of 2 stages"):
+        solve(problem, start=start, stages=1, time_limit_s=2.0)
+    assert solve(problem, start=start, stages=2, time_limit_s=2.0).plan is not None
