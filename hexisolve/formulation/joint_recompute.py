@@ -130,14 +130,12 @@ def _with_counts(
     )
     if (memory.room < 0).any():
         return np.inf, []
+    used = [policy for policy, count in zip(POLICIES, counts, strict=True) if count]
     bound_s, found = enough_s, list[Suggestion]()
     # Nobody knows which policy the layers at the ends have: that which makes them cheapest.
-    for policy, count in zip(POLICIES, counts, strict=True):
-        if count and bound_s > 0:
-            own = _with_ends(instance, stage, counts, policy, memory, optimise, enough_s, deadline)
-            bound_s, found = min(bound_s, own[0]), found or own[1]
-        if not stage.num_ends:
-            break
+    for policy in used if stage.num_ends else used[:1]:
+        own = _with_ends(instance, stage, counts, policy, memory, optimise, enough_s, deadline)
+        bound_s, found = min(bound_s, own[0]), found or own[1]
     return bound_s, found
 
 
