@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from hexisolve.commands.progress import progress
 from hexisolve.commands.shell import Shell
 from hexisolve.report.tables import make_table, percent
 from hexisolve.units import format_seconds
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -94,7 +97,10 @@ def search(instance: Instance, args: argparse.Namespace, shell: Shell) -> Answer
         others: Mapping[str, Baseline] = {}
         if not args.no_baselines and result.limit != "interrupted":
             report("pricing the baselines")
-            others = baselines(instance)
+            try:
+                others = baselines(instance)
+            except KeyboardInterrupt:
+                logger.warning("interrupted: the plan is kept, the baselines are not priced")
     return Answer(instance, result, others, args.time_limit)
 
 

@@ -26,6 +26,7 @@ from hexisolve.formulation.stage_memory_bound import (
 from hexisolve.formulation.stage_pricer import GivenLayers, StagePricer, StagePrices
 from hexisolve.formulation.stage_sizes import StageSizes
 from hexisolve.formulation.units import unit_classes
+from hexisolve.formulation.whole_shares import evenly
 from hexisolve.formulation.work import POLICIES
 from hexisolve.plan.gathered_chain import collective
 from hexisolve.plan.layer_price import LayerWork
@@ -84,14 +85,14 @@ def even_rings(instance: Instance, devices: Sequence[str]) -> Iterator[tuple[Hea
     num_ranks = len(devices)
     num_tokens, block = max(instance.workload.sequence_lengths), instance.workload.block_tokens
     num_blocks = -(-num_tokens // block)
-    tokens = [block * count for count in _evenly(num_blocks, num_ranks)]
+    tokens = [block * count for count in evenly(num_blocks, num_ranks)]
     tokens[(num_blocks - 1) % num_ranks] -= num_blocks * block - num_tokens
     num_heads = instance.model.layers[0].attention.num_q_heads
     for num_groups in (g for g in range(1, num_ranks + 1) if num_ranks % g == 0):
         size = num_ranks // num_groups
         if (num_groups - 1) * size >= num_blocks:
             continue  # a group without tokens
-        edges = np.cumsum([0, *_evenly(num_heads, size)]).tolist()
+        edges = np.cumsum([0, *evenly(num_heads, size)]).tolist()
         yield tuple(
             HeadGroup(
                 tuple(
@@ -101,10 +102,6 @@ def even_rings(instance: Instance, devices: Sequence[str]) -> Iterator[tuple[Hea
             )
             for first in range(0, num_ranks, size)
         )
-
-
-def _evenly(total: int, parts: int) -> list[int]:
-    return [total // parts + (idx < total % parts) for idx in range(parts)]
 
 
 def arrange(pricer: StagePricer, ring: tuple[HeadGroup, ...]) -> Arrangement:

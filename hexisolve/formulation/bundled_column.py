@@ -53,15 +53,16 @@ def bundled_work(
 ) -> BundledWork:
     """Layers of one kind and one length on a column; `weights` of each policy."""
     load = layer_load(instance, kind, num_tokens, column.devices)
+    longest = max(instance.workload.sequence_lengths)
+    # Shares are whole blocks of the longest sequence, the others are dealt by the token.
+    block = instance.workload.block_tokens if num_tokens == longest else 1
     launch_s = instance.cost.launch_overhead_s
     return BundledWork(
         load=load,
         weights=weights,
         hosts={policy: hosts_of(load, policy, column) for policy in weights},
-        margins=margins_of(
-            column, num_tokens, instance.workload.block_tokens,
-            max(instance.workload.sequence_lengths),
-        ),
+        margins=margins_of(column, num_tokens, instance.workload.block_tokens, longest),
+        num_blocks=-(-num_tokens // block),
         moved=moved_bytes(instance, kind, mode, len(column.devices)),
         hop_s={policy: launch_s * (2 + REPEATS[policy][4]) for policy in weights},
         pass_launch_s=launch_s * instance.cost.launches_per_layer,
@@ -92,12 +93,7 @@ def bundled_layer(
     `plain` is the same with nothing beside it: no bundles are faster with something.
     """
     work = bundled_work(instance, kind, num_tokens, column, mode, {policy: 1.0})
-    # A column without the other hosts is no slower, so nobody needs this one beyond that.
-    alone_s = float(work.hosts[policy].alone_s(policy).min()) if work.load.is_proportional else 0.0
-    longest = max(instance.workload.sequence_lengths)
-    block = instance.workload.block_tokens if num_tokens == longest else 1
-    floor_s = None if plain is None else plain.bound_of
-    return BundledLayer(work, optimise, alone_s, -(-num_tokens // block), floor_s)
+    return BundledLayer(work, optimise, _alone_s(work), None if plain is None else plain.bound_of)
 
 
 def bundled_pass(
@@ -114,7 +110,14 @@ def bundled_pass(
         instance, kind, num_tokens, column, StateMode(0, "step"),
         {own: float(policy is not None)}, forwards=float(policy is None),
     )  # fmt: skip
-    alone_s = float(work.hosts[own].alone_s(own).min()) if work.load.is_proportional else 0.0
-    longest = max(instance.workload.sequence_lengths)
-    block = instance.workload.block_tokens if num_tokens == longest else 1
-    return BundledLayer(work, optimise, alone_s, -(-num_tokens // block))
+    return BundledLayer(work, optimise, _alone_s(work))
+
+
+def _alone_s(work: BundledWork) -> float:
+    """A column without the other hosts is no slower than the fastest: nobody asks for more.
+
+    0 where pairs are not in proportion to tokens, and R8 says nothing.
+    """
+    if not work.load.is_proportional:
+        return 0.0
+    return min(float(hosts.alone_s(policy).min()) for policy, hosts in work.hosts.items())

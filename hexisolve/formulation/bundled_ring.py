@@ -7,16 +7,8 @@ from itertools import accumulate
 
 from hexisolve.data.instance import Instance
 from hexisolve.formulation.bundles import Suggestion
+from hexisolve.formulation.whole_shares import evenly
 from hexisolve.plan.plan import HeadGroup, Rank
-
-
-def evenly(total: int, parts: int) -> list[int]:
-    """Whole parts that differ by at most one; the first ones have more.
-
-    >>> evenly(7, 3)
-    [3, 2, 2]
-    """
-    return [total // parts + (idx < total % parts) for idx in range(parts)]
 
 
 def bundled_ring(

@@ -81,6 +81,8 @@ class BundledWork:
         The hosts under each of these policies.
     margins
         What rounding changes.
+    num_blocks
+        Blocks that tokens are dealt in.
     moved
         Bytes that enter every device beside forward and backward, around a ring of all devices.
     hop_s
@@ -99,6 +101,7 @@ class BundledWork:
     weights: Mapping[Policy, float]
     hosts: Mapping[Policy, Hosts]
     margins: Margins
+    num_blocks: int
     moved: tuple[float, float]
     hop_s: Mapping[Policy, float]
     pass_launch_s: float

@@ -21,6 +21,7 @@ from hexisolve.formulation.bundle_program import Box, BundleProgram
 from hexisolve.formulation.bundled_work import Bundle, BundledStage, BundledWork
 from hexisolve.formulation.pipeline_table import FloatArray, IntArray
 from hexisolve.formulation.small_program import Optimise
+from hexisolve.formulation.whole_shares import largest_remainder
 
 MAX_HOSTS = 4
 
@@ -62,8 +63,6 @@ class BundledLayer:
         Solves small programs.
     enough_s
         The most that is wanted.
-    num_blocks
-        Blocks that tokens are dealt in.
     floor_s
         By bundles, what is known before; such bundles are looked at only when it matters.
     """
@@ -73,10 +72,9 @@ class BundledLayer:
         work: BundledWork,
         optimise: Optimise,
         enough_s: float,
-        num_blocks: int,
         floor_s: Callable[[tuple[Bundle, ...]], float] | None = None,
     ) -> None:
-        self.work, self._optimise, self._num_blocks = work, optimise, num_blocks
+        self.work, self._optimise = work, optimise
         self._order = itertools.count()
         self._programs: dict[BundledStage, BundleProgram] = {}
         self._open: list[tuple[float, int, BundledStage, Box | None, FloatArray | None]] = []
@@ -219,8 +217,8 @@ class BundledLayer:
         best = self._program(stage).relaxation(Box(none, everything, shares, shares), np.inf)
         if best.point is None:
             return None
-        blocks = _rounded(best.point[program.names.tokens], self._num_blocks)
-        tokens = tuple((blocks / self._num_blocks).tolist())
+        blocks = _rounded(best.point[program.names.tokens], self.work.num_blocks)
+        tokens = tuple((blocks / self.work.num_blocks).tolist())
         box = Box(tokens, tokens, shares, shares)
         seconds = self._program(stage).relaxation(box, np.inf).seconds
         while None in stage.groups:
@@ -251,13 +249,8 @@ class BundledLayer:
 
 
 def _rounded(shares: FloatArray, total: int) -> IntArray:
-    """Whole parts of `total` that sum to it, by the largest remainders."""
-    exact = np.maximum(shares, 0.0)
-    exact = exact / exact.sum() * total
-    parts: IntArray = np.floor(exact + 1e-9).astype(np.int64)
-    order = np.argsort(parts - exact, kind="stable")
-    parts[order[: total - parts.sum()]] += 1
-    return parts
+    whole: IntArray = largest_remainder(np.maximum(shares, 0.0)[None], total)[0]
+    return whole
 
 
 def numbers_of_groups(bundle: Bundle, hosts: Hosts) -> list[int]:

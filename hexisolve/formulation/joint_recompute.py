@@ -98,16 +98,7 @@ def _cheapest_counts(
         if seconds[idx] >= enough_s:
             break
         counts = (num_layers - int(again[idx] + full[idx]), int(again[idx]), int(full[idx]))
-        memory = host_memory(
-            instance,
-            stage.column,
-            stage.mode,
-            stage.sizes,
-            stage.place,
-            stage.live_tokens,
-            counts,
-            stage.smallest_stage,
-        )
+        memory = _memory(instance, stage, counts)
         if sum(memory.needs) <= memory.room.sum():
             found.append((float(seconds[idx]), counts))
     return found
@@ -118,16 +109,7 @@ def _with_counts(
     enough_s: float, deadline: float,
 ) -> tuple[float, list[Suggestion]]:  # fmt: skip
     """The bound for given numbers of layers."""
-    memory = host_memory(
-        instance,
-        stage.column,
-        stage.mode,
-        stage.sizes,
-        stage.place,
-        stage.live_tokens,
-        counts,
-        stage.smallest_stage,
-    )
+    memory = _memory(instance, stage, counts)
     if (memory.room < 0).any():
         return np.inf, []
     used = [policy for policy, count in zip(POLICIES, counts, strict=True) if count]
@@ -165,13 +147,19 @@ def _with_ends(
         )
         return sum(own) - num_ends * dearest
 
-    num_blocks = -(-longest // instance.workload.block_tokens)
-    layers = BundledLayer(work, optimise, enough_s - launch_s, num_blocks, floor_s)
+    layers = BundledLayer(work, optimise, enough_s - launch_s, floor_s)
     found = layers.suggestions()
     layers.run(enough_s - launch_s, deadline)
     found += layers.suggestions()
     found = [own._replace(seconds=own.seconds + launch_s) for own in found]
     return layers.bound_s + launch_s, found
+
+
+def _memory(instance: Instance, stage: JointStage, counts: tuple[int, int, int]) -> HostMemory:
+    return host_memory(
+        instance, stage.column, stage.mode, stage.sizes, stage.place, stage.live_tokens, counts,
+        stage.smallest_stage,
+    )  # fmt: skip
 
 
 def _launches_s(instance: Instance, counts: Sequence[int]) -> float:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hexisolve.formulation.whole_shares import largest_remainder
 from hexisolve.solvers.realise_gauge import Floats, Ints
 from hexisolve.solvers.realise_structures import Groups
 
@@ -105,8 +106,8 @@ class ShareSpace:
         whole = np.zeros(own.shape, dtype=np.int64)
         for kind in range(self.num_kinds):
             columns = [idx for idx, c in enumerate(self.classes) if c.kind == kind]
-            whole[:, columns] = _largest_remainder(own[:, columns], self.num_heads)
-        return _largest_remainder(weights, self.num_units), whole
+            whole[:, columns] = largest_remainder(own[:, columns], self.num_heads)
+        return largest_remainder(weights, self.num_units), whole
 
     def all_shares(self) -> tuple[Ints, Ints]:
         """Every candidate of a small space."""
@@ -225,18 +226,6 @@ def compositions(total: int, num_parts: int) -> Iterator[tuple[int, ...]]:
     for bars in combinations(range(total + num_parts - 1), num_parts - 1):
         edges = (-1, *bars, total + num_parts - 1)
         yield tuple(b - a - 1 for a, b in pairwise(edges))
-
-
-def _largest_remainder(weights: Floats, total: int) -> Ints:
-    """Whole parts of `total` in proportion to each row of weights."""
-    shares = weights / weights.sum(axis=1, keepdims=True) * total
-    parts: Ints = np.floor(shares).astype(np.int64)
-    missing = total - parts.sum(axis=1, keepdims=True)
-    order = np.argsort(parts - shares, axis=1, kind="stable")
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(order.shape[1])[None, :], axis=1)
-    parts += place < missing
-    return parts
 
 
 def _spread(totals: Ints, num_parts: int) -> Ints:

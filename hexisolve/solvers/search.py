@@ -161,7 +161,7 @@ class Search:
             if relaxed.columns and can_close(relaxed):
                 # A bound first, in case the enumeration does not end in time.
                 self._prove(relaxed, self._time_left(0.2), most_labels=256)
-                if not (self.is_closed or self.is_refuted):
+                if not self._is_settled():
                     self._close(relaxed)
                 return
         self._close_in(relaxed)
@@ -207,7 +207,7 @@ class Search:
         for factor in _CUTOFFS if self._has_asked else _CUTOFFS[-1:]:
             cutoff = factor * self._part_bounds[self.part]
             self._prove(relaxed, self._time_left(0.3), most_labels=256, cutoff_s=cutoff)
-            if self._met or self.is_closed or self.is_refuted:
+            if self._met or self._is_settled():
                 return
 
     def _met_units(self, relaxed: RelaxedProblem) -> list[tuple[int, ...]]:
@@ -218,7 +218,7 @@ class Search:
 
     def _sharpen(self, relaxed: RelaxedProblem, deadline: float) -> RelaxedProblem:
         """Close in from both sides until nothing more can be raised for the relaxed optimum."""
-        while self._met and not (self.is_closed or self.is_refuted):
+        while self._met and not self._is_settled():
             least = sorted(self._met, key=lambda configuration: self._met[configuration])
             least = least[:_NUM_SHARPENED]
             units = [relaxed.columns[choice.column].units for conf in least for choice in conf]
@@ -407,7 +407,7 @@ class Search:
             self._has_asked = True
             now = time.monotonic()
             self._prove_by_program(relaxed, cutoff, now + _PROGRAM_SHARE * (deadline - now))
-            if self.is_closed or self.is_refuted:
+            if self._is_settled():
                 return
 
         def remember(configuration: Configuration, value_s: float) -> None:

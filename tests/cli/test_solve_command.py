@@ -237,3 +237,17 @@ def test_folders_and_names_with_a_space_and_a_letter_beyond_ascii(
         "a ß cluster.yaml", "a ß model.json", "plän b.json"
     }  # fmt: skip
     assert list(temporary.iterdir()) == []
+
+
+def test_an_interrupt_while_baselines_are_priced_keeps_the_plan(
+    shell, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(instance: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hexisolve.solvers.baselines.baselines", interrupted)
+    outcome = shell("solve", inputs / "instance.yaml", "--json", "-o", tmp_path / "plan.json")
+    assert outcome.code == 0
+    assert outcome.json["plan"] is not None
+    assert outcome.json["baselines"] == {}
+    assert (tmp_path / "plan.json").is_file()

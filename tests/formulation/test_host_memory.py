@@ -9,13 +9,14 @@ from hexisolve.data.cluster import Cluster
 from hexisolve.data.instance import Instance
 from hexisolve.data.model_spec import llama_like
 from hexisolve.data.workload import Workload
-from hexisolve.formulation.bundled_ring import bundled_ring, evenly
+from hexisolve.formulation.bundled_ring import bundled_ring
 from hexisolve.formulation.bundled_work import BundledStage
 from hexisolve.formulation.bundles import Suggestion
 from hexisolve.formulation.host_memory import StagePlace, host_memory, layer_bytes
 from hexisolve.formulation.relaxed_layer import column_shape
 from hexisolve.formulation.stage_memory_bound import StateMode
 from hexisolve.formulation.stage_pricer import StagePricer
+from hexisolve.formulation.whole_shares import evenly, largest_remainder
 from hexisolve.formulation.work import POLICIES
 from hexisolve.plan.plan import Chunk, Slice, Stage
 from hexisolve.plan.price_book import price_book
@@ -98,3 +99,4 @@ def test_rings_share_evenly_and_turn_back(problem: Instance) -> None:
     first, second = ([rank.device.split(".")[0] for rank in g.ranks] for g in ring)
     assert first == second[::-1]
     assert evenly(7, 3) == [3, 2, 2]
+    assert largest_remainder(np.array([[1.0, 1.0, 2.0]]), 5).sum() == 5

@@ -349,9 +349,10 @@ def _equal_case(rng: Random) -> tuple[Instance, Plan]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_tied_along_diagonals_the_program_is_the_published_one(seed: int) -> None:
-    instance, plan = _equal_case(Random(seed))
-    if check_plan(instance, plan):
-        pytest.skip("even full recompute does not fit this draw")
+    rng = Random(seed)
+    instance, plan = _equal_case(rng)
+    while check_plan(instance, plan):  # even full recompute does not fit
+        instance, plan = _equal_case(rng)
     stages = plan.layout.replicas[0].stages
     num_stages, each = len(stages), stages[0].num_layers
     (pipeline,) = plan.batch.replicas[0].pipelines
